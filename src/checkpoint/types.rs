@@ -1,0 +1,441 @@
+//! The types that describe an opened checkpoint. Nothing here reads a file.
+
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Element type of a stored tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Dtype {
+    /// 64-bit float.
+    F64,
+    /// 32-bit float.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Any other name, with its size in bits (0 = unknown): stored, counted, not trainable here.
+    Other(String, u32),
+}
+
+impl Dtype {
+    /// Bytes per element; `None` for sub-byte or unknown types.
+    #[must_use]
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            Dtype::F64 => Some(8),
+            Dtype::F32 => Some(4),
+            Dtype::F16 | Dtype::BF16 => Some(2),
+            Dtype::Other(_, bits) if *bits >= 8 && bits % 8 == 0 => Some(u64::from(*bits) / 8),
+            Dtype::Other(..) => None,
+        }
+    }
+    /// The safetensors name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Dtype::F64 => "F64",
+            Dtype::F32 => "F32",
+            Dtype::F16 => "F16",
+            Dtype::BF16 => "BF16",
+            Dtype::Other(n, _) => n,
+        }
+    }
+    /// Whether the engine can compute with it.
+    #[must_use]
+    pub fn is_trainable(&self) -> bool {
+        matches!(self, Dtype::F32 | Dtype::F16 | Dtype::BF16)
+    }
+}
+
+/// One tensor as stored: `bytes` at `offset` of file number `file`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Full name in the file.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape, outermost first.
+    pub shape: Vec<u64>,
+    /// Index into [`Checkpoint::files`].
+    pub file: usize,
+    /// Absolute byte offset in that file (header included). No alignment is promised.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+impl TensorInfo {
+    /// Number of elements.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
+/// A weights file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightFile {
+    /// Path with symlinks resolved.
+    pub path: PathBuf,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// Decoder families with a block of their own shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Llama 1–3, SmolLM2, TinyLlama and others of the same block.
+    Llama,
+    /// Llama's block, optionally with a sliding window.
+    Mistral,
+    /// Llama's block with q/k/v biases.
+    Qwen2,
+    /// Llama's block with per-head q/k norms.
+    Qwen3,
+}
+
+/// What a tensor does inside a decoder block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// `input_layernorm.weight`, `[hidden]`
+    InputNorm,
+    /// `self_attn.q_proj.weight`, `[heads*head_dim, hidden]`
+    Q,
+    /// `self_attn.k_proj.weight`, `[kv_heads*head_dim, hidden]`
+    K,
+    /// `self_attn.v_proj.weight`, `[kv_heads*head_dim, hidden]`
+    V,
+    /// `self_attn.o_proj.weight`, `[hidden, heads*head_dim]`
+    O,
+    /// `self_attn.q_proj.bias`
+    QBias,
+    /// `self_attn.k_proj.bias`
+    KBias,
+    /// `self_attn.v_proj.bias`
+    VBias,
+    /// `self_attn.o_proj.bias`
+    OBias,
+    /// `self_attn.q_norm.weight`, `[head_dim]`
+    QNorm,
+    /// `self_attn.k_norm.weight`, `[head_dim]`
+    KNorm,
+    /// `post_attention_layernorm.weight`, `[hidden]`
+    PostNorm,
+    /// `mlp.gate_proj.weight`, `[intermediate, hidden]`
+    Gate,
+    /// `mlp.up_proj.weight`, `[intermediate, hidden]`
+    Up,
+    /// `mlp.down_proj.weight`, `[hidden, intermediate]`
+    Down,
+    /// `mlp.gate_proj.bias`
+    GateBias,
+    /// `mlp.up_proj.bias`
+    UpBias,
+    /// `mlp.down_proj.bias`
+    DownBias,
+}
+
+impl Role {
+    /// Every role, in the order a block lists them.
+    pub const ALL: [Role; 18] = [
+        Role::InputNorm,
+        Role::Q,
+        Role::K,
+        Role::V,
+        Role::O,
+        Role::QBias,
+        Role::KBias,
+        Role::VBias,
+        Role::OBias,
+        Role::QNorm,
+        Role::KNorm,
+        Role::PostNorm,
+        Role::Gate,
+        Role::Up,
+        Role::Down,
+        Role::GateBias,
+        Role::UpBias,
+        Role::DownBias,
+    ];
+
+    /// Name below `layers.N.`, as in every family here.
+    #[must_use]
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Role::InputNorm => "input_layernorm.weight",
+            Role::Q => "self_attn.q_proj.weight",
+            Role::K => "self_attn.k_proj.weight",
+            Role::V => "self_attn.v_proj.weight",
+            Role::O => "self_attn.o_proj.weight",
+            Role::QBias => "self_attn.q_proj.bias",
+            Role::KBias => "self_attn.k_proj.bias",
+            Role::VBias => "self_attn.v_proj.bias",
+            Role::OBias => "self_attn.o_proj.bias",
+            Role::QNorm => "self_attn.q_norm.weight",
+            Role::KNorm => "self_attn.k_norm.weight",
+            Role::PostNorm => "post_attention_layernorm.weight",
+            Role::Gate => "mlp.gate_proj.weight",
+            Role::Up => "mlp.up_proj.weight",
+            Role::Down => "mlp.down_proj.weight",
+            Role::GateBias => "mlp.gate_proj.bias",
+            Role::UpBias => "mlp.up_proj.bias",
+            Role::DownBias => "mlp.down_proj.bias",
+        }
+    }
+
+    /// `q_proj` … `down_proj` for a projection's weight, else `None`.
+    #[must_use]
+    pub fn lora_target(self) -> Option<&'static str> {
+        Some(match self {
+            Role::Q => "q_proj",
+            Role::K => "k_proj",
+            Role::V => "v_proj",
+            Role::O => "o_proj",
+            Role::Gate => "gate_proj",
+            Role::Up => "up_proj",
+            Role::Down => "down_proj",
+            _ => return None,
+        })
+    }
+}
+
+/// A tensor of a block and what it does there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockTensor {
+    /// What it does.
+    pub role: Role,
+    /// Index into [`Checkpoint::tensors`].
+    pub tensor: usize,
+}
+
+/// One decoder block as stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Layer number.
+    pub index: usize,
+    /// Its tensors, in [`Role::ALL`] order.
+    pub tensors: Vec<BlockTensor>,
+    /// Sum of their bytes.
+    pub bytes: Bytes,
+}
+
+/// Feed-forward activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// x·sigmoid(x).
+    Silu,
+}
+
+/// Rotary embedding parameters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rope {
+    /// Base.
+    pub theta: f64,
+    /// Scaling rule.
+    pub scaling: RopeScaling,
+}
+
+/// Rotary scaling rules, as transformers names them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
+pub enum RopeScaling {
+    /// `default`: none.
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        /// ≥ 1.
+        factor: f64,
+    },
+    /// Llama 3.1's by wavelength.
+    Llama3 {
+        /// Divisor of long wavelengths.
+        factor: f64,
+        /// Long-wavelength border = original / this.
+        low_freq_factor: f64,
+        /// Short-wavelength border = original / this.
+        high_freq_factor: f64,
+        /// Context the model was trained at first.
+        original_max_position_embeddings: f64,
+    },
+}
+
+impl Rope {
+    /// Inverse frequencies, `head_dim / 2` of them, scaling applied (transformers' `modeling_rope_utils`).
+    #[must_use]
+    pub fn inv_freq(&self, head_dim: usize) -> Vec<f64> {
+        (0..head_dim / 2)
+            .map(|i| {
+                let f = self.theta.powf(-(2.0 * i as f64) / head_dim as f64);
+                match self.scaling {
+                    RopeScaling::None => f,
+                    RopeScaling::Linear { factor } => f / factor,
+                    RopeScaling::Llama3 {
+                        factor,
+                        low_freq_factor: low,
+                        high_freq_factor: high,
+                        original_max_position_embeddings: original,
+                    } => {
+                        let wavelength = std::f64::consts::TAU / f;
+                        if wavelength < original / high {
+                            f
+                        } else if wavelength > original / low {
+                            f / factor
+                        } else {
+                            let smooth = (original / wavelength - low) / (high - low);
+                            (1.0 - smooth) * f / factor + smooth * f
+                        }
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+/// Special token ids of the model config.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecialIds {
+    /// Beginning of sequence.
+    pub bos: Option<u32>,
+    /// End tokens; generation stops at any of them.
+    pub eos: Vec<u32>,
+    /// Padding.
+    pub pad: Option<u32>,
+}
+
+/// The numbers of the architecture, checked against the headers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Arch {
+    /// Family.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the feed-forward.
+    pub intermediate: usize,
+    /// Decoder blocks.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head; may differ from hidden / heads.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// RMSNorm epsilon.
+    pub norm_eps: f64,
+    /// Rotary embedding.
+    pub rope: Rope,
+    /// Head shares the embedding.
+    pub tied: bool,
+    /// Feed-forward activation.
+    pub act: Activation,
+    /// Sliding window per layer; `None` = full attention. A key is visible if q − k < window.
+    pub windows: Vec<Option<usize>>,
+    /// Longest position the config names.
+    pub max_positions: usize,
+    /// Special ids.
+    pub special: SpecialIds,
+}
+
+/// An opened checkpoint: headers and config read, no weight touched.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The folder (snapshot folder for a hub cache).
+    pub dir: PathBuf,
+    /// Shown name: hub id or folder name.
+    pub name: String,
+    /// `owner/name` when it lies in the hub cache.
+    pub hub_id: Option<String>,
+    /// Commit of the snapshot.
+    pub revision: Option<String>,
+    /// Architecture.
+    pub arch: Arch,
+    /// Weights files used.
+    pub files: Vec<WeightFile>,
+    /// Every tensor in them.
+    pub tensors: Vec<TensorInfo>,
+    /// Name prefix of the text stack, e.g. `model.` or `model.language_model.`.
+    pub prefix: String,
+    /// Index of the embedding table.
+    pub embed: usize,
+    /// Index of the final norm.
+    pub final_norm: usize,
+    /// Index of the head; `None` when tied.
+    pub head: Option<usize>,
+    /// Decoder blocks, in order.
+    pub blocks: Vec<Block>,
+    /// Tensors nothing uses.
+    pub unused: Vec<usize>,
+    /// Facts the user should see: ignored files, wrong totals, fallbacks.
+    pub notes: Vec<String>,
+    /// Headers only, the weights are not on this machine.
+    pub not_here: bool,
+    /// SHA-256 over config, headers, sizes and mtimes of the files: the base's fingerprint.
+    pub fingerprint: String,
+}
+
+impl Checkpoint {
+    /// Sum of the bytes of all tensors (headers, not file sizes).
+    #[must_use]
+    pub fn total_bytes(&self) -> Bytes {
+        self.tensors.iter().map(|t| Bytes(t.bytes)).sum()
+    }
+    /// Parameters of the tensors that the model uses.
+    #[must_use]
+    pub fn params(&self) -> u64 {
+        let total: u64 = self.tensors.iter().map(TensorInfo::elements).sum();
+        let unused: u64 = self.unused.iter().map(|&i| self.tensors[i].elements()).sum();
+        total - unused
+    }
+    /// Bytes of the largest block.
+    #[must_use]
+    pub fn largest_block(&self) -> Bytes {
+        self.blocks.iter().map(|b| b.bytes).max().unwrap_or(Bytes::ZERO)
+    }
+    /// The tensor that holds the head: the embedding when tied.
+    #[must_use]
+    pub fn head_tensor(&self) -> &TensorInfo {
+        &self.tensors[self.head.unwrap_or(self.embed)]
+    }
+    /// The tensor of `role` in block `block`, if it has one.
+    #[must_use]
+    pub fn block_tensor(&self, block: usize, role: Role) -> Option<&TensorInfo> {
+        self.blocks[block].tensors.iter().find(|t| t.role == role).map(|t| &self.tensors[t.tensor])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_ck_23_llama3_scaling_matches_the_reference_ratios() {
+        let ratios = |head_dim, factor| {
+            let scaled = Rope {
+                theta: 500_000.0,
+                scaling: RopeScaling::Llama3 {
+                    factor,
+                    low_freq_factor: 1.0,
+                    high_freq_factor: 4.0,
+                    original_max_position_embeddings: 8192.0,
+                },
+            };
+            let plain = Rope { theta: 500_000.0, scaling: RopeScaling::None };
+            let (s, p) = (scaled.inv_freq(head_dim), plain.inv_freq(head_dim));
+            s.iter().zip(p).map(|(s, p)| s / p).collect::<Vec<_>>()
+        };
+        let r = ratios(128, 8.0);
+        for (i, want) in [(28, 1.0), (29, 0.828168), (30, 0.643743), (32, 0.371122), (34, 0.190211), (35, 0.125), (63, 0.125)]
+        {
+            assert!((r[i] - want).abs() < 1e-6, "{i}: {} {want}", r[i]);
+        }
+        let r = ratios(64, 32.0);
+        for (i, want) in [(14, 1.0), (15, 0.605573), (16, 0.303743), (17, 0.103448), (31, 0.03125)] {
+            assert!((r[i] - want).abs() < 1e-6, "{i}: {} {want}", r[i]);
+        }
+    }
+}

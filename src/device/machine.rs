@@ -1,0 +1,86 @@
+//! A machine as plain data: measured once, or read from a profile, then passed to the planner.
+
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// A machine as measured once, or as a profile describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Shown name.
+    pub name: String,
+    /// Where its numbers come from: `measured`, `profile FILE`, and what was assumed.
+    #[serde(default)]
+    pub source: String,
+    /// The GPU; `None` = CPU only.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
+    /// Host memory.
+    pub ram: Ram,
+    /// The drive that holds the checkpoint.
+    pub disk: Disk,
+    /// CPU compute rate in f32, FLOP/s.
+    #[serde(default)]
+    pub cpu_flops: f64,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// Marketing name.
+    pub name: String,
+    /// UUID, when measured.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// Driver version, when measured.
+    #[serde(default)]
+    pub driver: Option<String>,
+    /// All of it.
+    pub vram_total: Bytes,
+    /// Free as the allocator will see it.
+    pub vram_free: Bytes,
+    /// Device memory that a CUDA context and libraries take beyond what is live.
+    pub overhead: Bytes,
+    /// Host to device, pinned, bytes per second.
+    pub h2d: f64,
+    /// Device to host, pinned, bytes per second.
+    pub d2h: f64,
+    /// Sustained bf16 GEMM rate, FLOP/s.
+    pub flops: f64,
+    /// Shares memory with the host.
+    #[serde(default)]
+    pub integrated: bool,
+}
+
+/// Host memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ram {
+    /// All of it (or the cgroup's limit).
+    pub total: Bytes,
+    /// Usable now.
+    pub available: Bytes,
+    /// Most that may be pinned.
+    pub pinnable: Bytes,
+    /// What limits it: `host`, `cgroup`, `profile`.
+    #[serde(default)]
+    pub limited_by: String,
+}
+
+/// A drive.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// `nvme`, `ssd`, `hdd`, `unknown`.
+    pub kind: String,
+    /// Sustained O_DIRECT read, bytes per second.
+    pub read: f64,
+    /// Sustained write, bytes per second.
+    pub write: f64,
+    /// Free space for an ordinary user.
+    pub free: Bytes,
+    /// Rated endurance in bytes written; `None` = unknown.
+    #[serde(default)]
+    pub tbw: Option<Bytes>,
+}

@@ -1,0 +1,1 @@
+//! doctor: see src/ARCHITECTURE.md.

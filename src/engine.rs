@@ -1,0 +1,218 @@
+//! The two seams of the program: [`Engine`] (what trains) and [`Services`] (what the screen may ask for).
+//!
+//! `train` implements [`Engine`], `worker` runs one on its own thread, and the screen sees only [`Services`]:
+//! so the planner, the screen and the script also build and test without libtorch.
+
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::event::{Command, Event, EventKind, RunStatus, TierName};
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+/// Where an engine sends its events.
+pub trait EventSink: Send + Sync {
+    /// Sends an event. Lifecycle events block until taken; telemetry is dropped and counted when the hub is busy.
+    fn send(&self, kind: EventKind);
+    /// Telemetry dropped so far.
+    fn dropped(&self) -> u64;
+}
+
+/// Everything an engine needs to know about the run it is given.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The resolved config.
+    pub config: RunConfig,
+    /// The run's folder, which exists; nothing is written outside it.
+    pub run_dir: PathBuf,
+    /// Name of that folder.
+    pub run_id: String,
+    /// Checkpoint folder to resume from.
+    pub resume: Option<PathBuf>,
+}
+
+/// Something that trains: the real trainer, or a scripted one for screen tests.
+pub trait Engine: Send {
+    /// Runs the job to its end, or to where `control` stops it. Sends `Started` first; the worker sends `Finished`.
+    ///
+    /// # Errors
+    /// Whatever stopped the run; the last checkpoint stands.
+    fn run(&mut self, job: &Job, sink: &Arc<dyn EventSink>, control: &Control) -> Result<Outcome>;
+}
+
+/// How an engine's run ended, and what the report needs that only it knows.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Finished, stopped or aborted; the worker turns signals into `Interrupted`/`Terminated`.
+    pub status: RunStatus,
+    /// Steps complete.
+    pub step: u64,
+    /// Newest checkpoint to resume from.
+    pub checkpoint: Option<PathBuf>,
+    /// Device memory figures.
+    pub vram: crate::event::VramFigures,
+    /// Streaming statistics.
+    pub stats: crate::event::StreamStats,
+    /// Most blocks on the device at once.
+    pub residency_peak: usize,
+}
+
+/// Requests to a running engine, polled between blocks. Cheap to clone; all clones share state.
+#[derive(Clone, Debug, Default)]
+pub struct Control(Arc<ControlState>);
+
+#[derive(Debug, Default)]
+struct ControlState {
+    pause: AtomicBool,
+    save: AtomicBool,
+    stop: AtomicU8,
+}
+
+/// How far a stop has been asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// Not at all.
+    No,
+    /// Finish the step, save, stop.
+    AfterStep,
+    /// Stop at the next block.
+    Now,
+}
+
+impl Control {
+    /// Passes a command on; a stop can only get stronger.
+    pub fn send(&self, command: Command) {
+        let s = &self.0;
+        match command {
+            Command::Pause => s.pause.store(true, Ordering::SeqCst),
+            Command::Resume => s.pause.store(false, Ordering::SeqCst),
+            Command::SaveNow => s.save.store(true, Ordering::SeqCst),
+            Command::StopAndSave => {
+                s.stop.fetch_max(1, Ordering::SeqCst);
+            }
+            Command::StopNow => {
+                s.stop.fetch_max(2, Ordering::SeqCst);
+            }
+        }
+    }
+    /// Whether to wait after this step.
+    #[must_use]
+    pub fn paused(&self) -> bool {
+        self.0.pause.load(Ordering::SeqCst)
+    }
+    /// Whether a save was asked for; asking clears it.
+    #[must_use]
+    pub fn take_save(&self) -> bool {
+        self.0.save.swap(false, Ordering::SeqCst)
+    }
+    /// How far a stop has been asked for.
+    #[must_use]
+    pub fn stop(&self) -> Stop {
+        match self.0.stop.load(Ordering::SeqCst) {
+            0 => Stop::No,
+            1 => Stop::AfterStep,
+            _ => Stop::Now,
+        }
+    }
+}
+
+/// A checkpoint the user can pick.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelEntry {
+    /// Shown name: hub id or folder name.
+    pub name: String,
+    /// What `--model` takes to open it.
+    pub path: PathBuf,
+    /// Where it was found: `folder`, `hub cache`, `demo`.
+    pub origin: String,
+    /// Family, or why it can't be used.
+    pub family: String,
+    /// Parameters, 0 if unknown.
+    pub params: u64,
+    /// Bytes of its weights.
+    pub bytes: Bytes,
+    /// Decoder blocks.
+    pub n_blocks: usize,
+    /// `None` if it can be trained, else the reason.
+    pub problem: Option<String>,
+}
+
+/// A past or present run, read from its folder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunEntry {
+    /// Folder name.
+    pub run_id: String,
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Model name.
+    pub model: String,
+    /// `RAM`, `LORA_DISK`, …
+    pub verdict: String,
+    /// How it ended.
+    pub status: RunStatus,
+    /// Steps complete.
+    pub steps: u64,
+    /// First and last training loss.
+    pub loss: (Option<f64>, Option<f64>),
+    /// Held-out loss before and after.
+    pub eval: (Option<f64>, Option<f64>),
+    /// Median seconds per step.
+    pub seconds_per_step: Option<f64>,
+    /// Tiers of its blocks.
+    pub tiers: Vec<TierName>,
+}
+
+/// What the screen may ask of the rest of the program. Calls return fast or say that work has begun.
+pub trait Services {
+    /// Checkpoints on this machine: the one named on the command line, the demo, folders, the hub cache.
+    fn models(&mut self) -> Vec<ModelEntry>;
+    /// Plans `config` on this machine (or its profile). Pure after headers are read; a few milliseconds.
+    ///
+    /// # Errors
+    /// The checkpoint can't be read.
+    fn plan(&mut self, config: &RunConfig) -> Result<crate::plan::PlanReport>;
+    /// Starts a run on the worker thread; its events arrive by [`Services::poll`].
+    ///
+    /// # Errors
+    /// A run is in progress, the plan is infeasible, or its folder can't be made.
+    fn start(&mut self, config: &RunConfig) -> Result<()>;
+    /// Events since the last call, in order. Never blocks.
+    fn poll(&mut self) -> Vec<Event>;
+    /// Passes a command to the running trainer, if any.
+    fn command(&mut self, command: Command);
+    /// Runs under the results folder, newest first.
+    fn runs(&mut self) -> Vec<RunEntry>;
+    /// The report of a run, as the JSON its folder holds.
+    ///
+    /// # Errors
+    /// The folder holds no readable report.
+    fn report(&mut self, run_dir: &Path) -> Result<serde_json::Value>;
+    /// Exports a finished run: `peft`, later more. Returns what was written.
+    ///
+    /// # Errors
+    /// Unknown kind, or the run has no adapter.
+    fn export(&mut self, run_dir: &Path, kind: &str) -> Result<PathBuf>;
+}
+
+/// The error of an engine that isn't in this build.
+#[must_use]
+pub fn no_engine() -> Error {
+    Error::device("this build has no training engine (feature 'torch' is off)").next("build with default features")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_only_gets_stronger() {
+        let c = Control::default();
+        c.send(Command::StopNow);
+        c.send(Command::StopAndSave);
+        assert_eq!(c.stop(), Stop::Now);
+        c.send(Command::SaveNow);
+        assert!(c.take_save() && !c.take_save());
+    }
+}

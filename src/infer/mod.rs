@@ -1,0 +1,1 @@
+//! infer: see src/ARCHITECTURE.md.

@@ -1,0 +1,40 @@
+#![doc = include_str!("ARCHITECTURE.md")]
+
+pub mod clock;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod event;
+pub mod units;
+
+pub mod checkpoint;
+pub mod device;
+
+pub mod plan;
+
+#[cfg(feature = "torch")]
+pub mod store;
+#[cfg(feature = "torch")]
+pub mod stream;
+#[cfg(feature = "torch")]
+pub mod model;
+
+pub mod data;
+
+#[cfg(feature = "torch")]
+pub mod infer;
+#[cfg(feature = "torch")]
+pub mod train;
+
+pub mod export;
+pub mod report;
+
+pub mod doctor;
+pub mod worker;
+
+#[cfg(feature = "tui")]
+pub mod ui;
+
+pub mod cli;
+#[cfg(feature = "tui")]
+pub mod script;

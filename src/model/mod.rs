@@ -1,0 +1,1 @@
+//! model: see src/ARCHITECTURE.md.

@@ -1,0 +1,195 @@
+//! What the planner is given and what it answers; the answer is the JSON of `plan --json`.
+
+use crate::device::Machine;
+use crate::event::TierName;
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Version of the plan's JSON; counts up when a key changes meaning.
+pub const PLAN_SCHEMA: u32 = 1;
+
+/// Verdict on a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Verdict {
+    /// No byte of base or state crosses the disk during a step.
+    Ram,
+    /// The frozen base streams from disk; nothing is written.
+    LoraDisk,
+    /// State and weights stream both ways within the wear limit.
+    FullFtDisk,
+    /// Can't be done, with every reason.
+    Infeasible,
+}
+
+impl Verdict {
+    /// The word the user sees.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Ram => "RAM",
+            Verdict::LoraDisk => "LORA_DISK",
+            Verdict::FullFtDisk => "FULL_FT_DISK",
+            Verdict::Infeasible => "INFEASIBLE",
+        }
+    }
+    /// A sign that needs no colour: `✓ ~ ! ✗`.
+    #[must_use]
+    pub fn sign(self) -> char {
+        match self {
+            Verdict::Ram => '✓',
+            Verdict::LoraDisk => '~',
+            Verdict::FullFtDisk => '!',
+            Verdict::Infeasible => '✗',
+        }
+    }
+}
+
+/// The planner's whole answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// See [`PLAN_SCHEMA`].
+    pub schema: u32,
+    /// Model name as shown.
+    pub model: String,
+    /// Parameters.
+    pub params: u64,
+    /// Bytes of all tensors.
+    pub bytes: Bytes,
+    /// Decoder blocks.
+    pub n_blocks: usize,
+    /// Facts about the checkpoint's parts: largest block, second largest, embedding, head.
+    pub parts: BTreeMap<String, Bytes>,
+    /// The machine planned for.
+    pub machine: Machine,
+    /// Notes of the checkpoint and of the planner.
+    pub notes: Vec<String>,
+    /// Both modes.
+    pub modes: Modes,
+}
+
+/// A plan for each mode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Modes {
+    /// LoRA.
+    pub lora: ModePlan,
+    /// Full finetuning.
+    pub full: ModePlan,
+}
+
+/// The plan of one mode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModePlan {
+    /// Verdict for the checkpoint as stored.
+    pub verdict: Verdict,
+    /// Why, most important first.
+    pub reasons: Vec<String>,
+    /// The nearest change that would make it feasible, or better.
+    pub nearest_fix: Option<String>,
+    /// Bytes of base weights per tier.
+    pub tiers: TierBytes,
+    /// Bytes moved per optimizer step.
+    pub per_step: PerStep,
+    /// Seconds per optimizer step, as a range, with the binding resource.
+    pub seconds_per_step: SecondsRange,
+    /// Device memory, every term.
+    pub vram: VramPlan,
+    /// Host memory, every term.
+    pub host: VramPlan,
+    /// Drive wear.
+    pub wear: Wear,
+    /// Tier of each block.
+    pub placement: Vec<BlockPlace>,
+    /// Ring slots on the device beside resident blocks.
+    pub ring_slots: usize,
+    /// Most blocks on the device at once.
+    pub residency: usize,
+    /// Lowest block that trains.
+    pub lowest_trainable: usize,
+    /// Other formats, with their own verdicts.
+    pub candidates: Vec<Candidate>,
+    /// The exact command that runs it.
+    pub command: String,
+}
+
+/// Bytes of base weights per tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierBytes {
+    /// On the device throughout: resident blocks, head, norms.
+    pub vram: Bytes,
+    /// In host memory throughout.
+    pub ram: Bytes,
+    /// Read from disk each visit.
+    pub disk: Bytes,
+}
+
+/// Bytes moved per optimizer step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PerStep {
+    /// Read from disk.
+    pub disk_read: Bytes,
+    /// Host to device.
+    pub h2d: Bytes,
+    /// Device to host.
+    pub d2h: Bytes,
+    /// Written to disk (checkpoints not counted).
+    pub written: Bytes,
+}
+
+/// A forecast in seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SecondsRange {
+    /// Best case.
+    pub low: f64,
+    /// Worst case.
+    pub high: f64,
+    /// `disk`, `link`, `compute` or `cpu`.
+    pub resource: String,
+}
+
+/// A memory plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VramPlan {
+    /// Sum of the terms.
+    pub total: Bytes,
+    /// What the plan may use.
+    pub budget: Bytes,
+    /// Every term by name.
+    pub terms: BTreeMap<String, Bytes>,
+}
+
+/// Drive wear.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Wear {
+    /// Bytes written per step.
+    pub written_per_step: Bytes,
+    /// Steps until the rated endurance; `None` when nothing is written or it is unknown.
+    pub steps_to_tbw: Option<u64>,
+}
+
+/// Where a block lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockPlace {
+    /// Block number.
+    pub block: usize,
+    /// Its tier.
+    pub tier: TierName,
+    /// Its bytes as stored.
+    pub bytes: Bytes,
+}
+
+/// Another way to hold the base.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// `fp8`, `nf4`.
+    pub format: String,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// Bytes of the base in that format.
+    pub bytes: Bytes,
+    /// Best-case seconds per step.
+    pub seconds_per_step: f64,
+    /// Why, in a line; says when the format isn't trainable by this version yet.
+    pub note: String,
+}

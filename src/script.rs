@@ -1,0 +1,1 @@
+//! script: see src/ARCHITECTURE.md.

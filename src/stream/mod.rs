@@ -1,0 +1,1 @@
+//! stream: see src/ARCHITECTURE.md.

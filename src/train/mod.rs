@@ -1,0 +1,1 @@
+//! train: see src/ARCHITECTURE.md.

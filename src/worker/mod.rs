@@ -1,0 +1,1 @@
+//! worker: see src/ARCHITECTURE.md.
