@@ -1,6 +1,11 @@
 //! The only code that asks hardware: GPU, NVML, host memory, drives, counters.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod io;
 pub mod machine;
+#[cfg(feature = "torch")]
+pub mod shim;
 
 pub use machine::{Disk, Gpu, Machine, Ram};
 
