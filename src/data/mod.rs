@@ -1,8 +1,12 @@
 //! From rows in files to token ids with a loss mask: formats, chat template, masks, sampler.
 
 pub mod collate;
+pub mod formats;
+pub mod messages;
+pub mod reader;
 pub mod sampler;
 pub mod template;
+pub mod tokenizer;
 
 pub use collate::{Batch, micro_batches};
 pub use sampler::Sampler;
