@@ -5,6 +5,7 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod event;
+pub mod files;
 pub mod units;
 
 pub mod checkpoint;
