@@ -2,12 +2,6 @@
 //!
 //! Tolerances are relative to the largest reference value; an independent f64 forward differs from the goldens by
 //! up to 5e-6 in logits and 2e-6 in gradients, so 2e-5 leaves room for another kernel and none for another formula.
-#![cfg(feature = "torch")]
-
-mod support {
-    pub mod golden;
-    pub mod walk;
-}
 
 use blockstream_tui::checkpoint::adapter;
 use blockstream_tui::config::LoraSection;
@@ -15,19 +9,15 @@ use blockstream_tui::event::TierName;
 use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::StepContext;
 use blockstream_tui::train::optim::{self, AdamW};
-use support::golden::{Golden, assert_close, dir};
-use support::walk::{How, open, walk};
-use tch::Tensor;
+use crate::support::golden::{Golden, assert_close, dir};
+use crate::support::walk::{How, host, open, walk};
+use tch::Device;
 
 const TOLERANCE: f32 = 2e-5;
 const STEP: StepContext = StepContext { step: 0, seed: 0, more: false };
 
 fn lora() -> LoraSection {
     LoraSection { r: 4, alpha: 8.0, targets: vec!["all-linear".into()], ..LoraSection::default() }
-}
-
-fn host(t: &Tensor) -> Vec<f32> {
-    Vec::<f32>::try_from(&t.reshape([-1])).unwrap()
 }
 
 /// Base and adapted logits, both losses, every gradient.
@@ -46,7 +36,7 @@ fn check(case: &str) {
     };
 
     let zero = vec![0.0; layout.len];
-    let how = How::streamed(TierName::Disk, 2, 1);
+    let how = How::streamed(Device::Cpu, TierName::Disk, 2, 1);
     let mut base = walk(&checkpoint, how, &lora(), Some(zero), 7);
     let logits = host(&base.logits(&batch).unwrap());
     assert_close("logits", &real(&logits), &real(&golden.get("logits").f), TOLERANCE);
@@ -136,7 +126,7 @@ fn adamw_with_clipping_follows_torch() {
     let layout = AdapterLayout::new(&checkpoint, &lora()).unwrap();
     let flat = layout.from_peft(&golden.adapter("lora")).unwrap();
     let batch = golden.batch();
-    let mut walk = walk(&checkpoint, How::streamed(TierName::Ram, 2, 1), &lora(), Some(flat), 512);
+    let mut walk = walk(&checkpoint, How::streamed(Device::Cpu, TierName::Ram, 2, 1), &lora(), Some(flat), 512);
     let mut adam = AdamW::new(&walk.adapter.flat, 0.01);
     let (losses, norms) = (&trajectory.get("loss").f, &trajectory.get("grad_norm").f);
     for (i, (&loss, &want_norm)) in losses.iter().zip(norms).enumerate() {
@@ -171,7 +161,7 @@ fn case_ex_01_an_adapter_made_by_peft_gives_pefts_logits() {
         let layout = AdapterLayout::new(&checkpoint, &section).unwrap();
         let flat = layout.from_peft(&tensors).unwrap();
         let batch = golden.batch();
-        let mut walk = walk(&checkpoint, How::streamed(TierName::Ram, 2, 1), &section, Some(flat), 512);
+        let mut walk = walk(&checkpoint, How::streamed(Device::Cpu, TierName::Ram, 2, 1), &section, Some(flat), 512);
         let got = host(&walk.logits(&batch).unwrap());
         let want = &golden.get(golden_key).f;
         let vocab = checkpoint.arch.vocab;
