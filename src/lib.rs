@@ -39,3 +39,8 @@ pub mod ui;
 pub mod cli;
 #[cfg(feature = "tui")]
 pub mod script;
+
+/// Fixtures shared with the integration tests.
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+pub mod support;
