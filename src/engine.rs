@@ -184,6 +184,10 @@ pub trait Services {
     fn poll(&mut self) -> Vec<Event>;
     /// Passes a command to the running trainer, if any.
     fn command(&mut self, command: Command);
+    /// Telemetry of the running trainer dropped so far, because a reader was slow.
+    fn dropped(&self) -> u64 {
+        0
+    }
     /// Runs under the results folder, newest first.
     fn runs(&mut self) -> Vec<RunEntry>;
     /// The report of a run, as the JSON its folder holds.

@@ -1,0 +1,314 @@
+//! What each [`Action`] does to the workbench, and the keys of text fields and overlays.
+
+use super::app::{App, Effect, Screen};
+use super::keys::{Action, notation};
+use super::overlay::{Answer, Overlay, Palette, Prompt};
+use crate::event::{Command, Level};
+use crate::plan::Verdict;
+use ratatui::crossterm::event::KeyEvent;
+
+impl App {
+    /// Does what a key or the palette asks for.
+    pub(super) fn act(&mut self, action: Action) -> Vec<Effect> {
+        use Action as A;
+        match action {
+            A::Open(screen) => return self.update(super::app::Msg::Open(screen)),
+            A::Up => self.scroll(-1),
+            A::Down => self.scroll(1),
+            A::PageUp => self.scroll(-10),
+            A::PageDown => self.scroll(10),
+            A::Top => self.scroll(isize::MIN),
+            A::Bottom => self.scroll(isize::MAX),
+            A::NextMatch => self.scroll(1),
+            A::PrevMatch => self.scroll(-1),
+            A::Left => return self.step_setting(-1),
+            A::Right => return self.step_setting(1),
+            A::FocusNext => self.focus(1),
+            A::FocusPrev => self.focus(-1),
+            A::Confirm => return self.confirm(),
+            A::Back => self.back(),
+            A::Mark => self.runs.mark(),
+            A::Filter => self.start_filter(),
+            A::Edit => self.edit_setting(),
+            A::OpenPath => self.overlay = Some(Overlay::Prompt(Prompt::open_path(&self.config.model.path))),
+            A::Mode => return self.toggle_mode(),
+            A::Start => return self.start(),
+            A::PauseResume => return self.pause_or_resume(),
+            A::SaveNow => return self.running_command(Command::SaveNow),
+            A::Stop => return self.running_command(Command::StopAndSave),
+            A::Expand => self.panes.expanded = !self.panes.expanded,
+            A::Freeze => {
+                self.panes.frozen = if self.panes.frozen.is_some() { None } else { Some(Box::new(self.run.clone())) };
+            }
+            A::LogY => self.panes.log_y = !self.panes.log_y,
+            A::Smooth => self.panes.next_smoothing(),
+            A::View => self.panes.recent = !self.panes.recent,
+            A::LogLevel => self.panes.next_level(),
+            A::Follow => self.panes.scroll = 0,
+            A::Export => return self.export("peft"),
+            A::Compare => return self.compare(),
+            A::Refresh => return self.refresh(),
+            A::Theme => {
+                self.theme = self.theme.next();
+                self.say(Level::Info, format!("colours: {}", self.theme.name()));
+            }
+            A::Help => self.overlay = Some(Overlay::help(self.screen)),
+            A::Palette => self.overlay = Some(Overlay::Palette(Palette::new(self.screen))),
+            A::SaveScreen => return vec![Effect::SaveScreen],
+            A::Redraw => return vec![Effect::Redraw],
+            A::Suspend => return vec![Effect::Suspend],
+            A::Quit => return self.quit(),
+        }
+        Vec::new()
+    }
+
+    fn scroll(&mut self, by: isize) {
+        match self.screen {
+            Screen::Models => self.models.list.step(by),
+            Screen::Runs => self.runs.list.step(by),
+            Screen::Plan => self.plan.step(by),
+            Screen::Data => self.data.form.step(by, super::form::DATA.len()),
+            Screen::Run => self.panes.scroll_log(by, self.run.log.count(self.panes.level)),
+            Screen::Try => {}
+        }
+    }
+
+    fn focus(&mut self, by: isize) {
+        match self.screen {
+            Screen::Run => self.panes.focus(by),
+            Screen::Plan => self.plan.focus(by),
+            _ => {}
+        }
+    }
+
+    fn confirm(&mut self) -> Vec<Effect> {
+        match self.screen {
+            Screen::Models => {
+                let Some(entry) = self.models.list.selected() else { return Vec::new() };
+                if let Some(problem) = entry.problem.clone() {
+                    self.message("This checkpoint can't be used", &problem);
+                    return Vec::new();
+                }
+                let path = entry.path.display().to_string();
+                self.choose_model(&path)
+            }
+            Screen::Runs => match self.runs.list.selected() {
+                Some(entry) => vec![Effect::LoadReports(vec![entry.dir.clone()])],
+                None => Vec::new(),
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// Takes a checkpoint and opens its plan.
+    pub(super) fn choose_model(&mut self, path: &str) -> Vec<Effect> {
+        self.config.model.path = path.trim().to_owned();
+        self.plan.clear();
+        self.update(super::app::Msg::Open(Screen::Plan))
+    }
+
+    /// Starts what is planned, unless the plan says it can't be.
+    pub(super) fn start(&mut self) -> Vec<Effect> {
+        if self.busy() {
+            self.say(Level::Warn, "a run is in progress");
+            return Vec::new();
+        }
+        let refusal = match self.plan.report() {
+            None => Some(("No plan yet", self.plan.error().unwrap_or("pick a model on the Models screen").to_owned())),
+            Some(report) => {
+                let mode = super::screens::plan::chosen(&self.config, report);
+                (mode.verdict == Verdict::Infeasible).then(|| {
+                    let fix = mode.nearest_fix.as_deref().map(|f| format!("\n\nNearest fix: {f}")).unwrap_or_default();
+                    ("INFEASIBLE", format!("{}{fix}", mode.reasons.join("\n")))
+                })
+            }
+        };
+        match refusal {
+            Some((title, text)) => {
+                self.message(title, &text);
+                Vec::new()
+            }
+            None => vec![Effect::Start],
+        }
+    }
+
+    fn toggle_mode(&mut self) -> Vec<Effect> {
+        self.config.train.mode = if self.config.train.mode == "full" { "lora" } else { "full" }.into();
+        vec![Effect::Plan]
+    }
+
+    fn pause_or_resume(&mut self) -> Vec<Effect> {
+        let pausing = self.run.paused || self.run.asked == Some(Command::Pause);
+        self.running_command(if pausing { Command::Resume } else { Command::Pause })
+    }
+
+    fn running_command(&mut self, command: Command) -> Vec<Effect> {
+        if self.busy() {
+            return self.ask(command);
+        }
+        self.say(Level::Warn, "no run is in progress");
+        Vec::new()
+    }
+
+    /// Exports the selected run, or the newest one where none is listed.
+    pub(super) fn export(&mut self, kind: &str) -> Vec<Effect> {
+        let newest = || self.run.started.as_ref().map(|s| s.run_dir.clone());
+        let dir = match self.screen {
+            Screen::Runs => self.runs.list.selected().map(|r| r.dir.clone()).or_else(newest),
+            _ => newest().or_else(|| self.runs.list.selected().map(|r| r.dir.clone())),
+        };
+        match dir {
+            Some(dir) => vec![Effect::Export(dir, kind.to_owned())],
+            None => {
+                self.say(Level::Warn, "there is no run to export");
+                Vec::new()
+            }
+        }
+    }
+
+    fn compare(&mut self) -> Vec<Effect> {
+        match self.runs.marked() {
+            [a, b] => vec![Effect::LoadReports(vec![a.clone(), b.clone()])],
+            other => {
+                let n = other.len();
+                self.say(Level::Warn, format!("mark two runs with space to compare them; {n} marked"));
+                Vec::new()
+            }
+        }
+    }
+
+    fn refresh(&mut self) -> Vec<Effect> {
+        match self.screen {
+            Screen::Models => vec![Effect::LoadModels],
+            Screen::Runs => vec![Effect::LoadRuns],
+            _ if self.config.model.path.is_empty() => Vec::new(),
+            _ => vec![Effect::Plan],
+        }
+    }
+
+    fn start_filter(&mut self) {
+        match self.screen {
+            Screen::Models => self.models.list.start_filter(),
+            Screen::Runs => self.runs.list.start_filter(),
+            _ => {}
+        }
+    }
+
+    fn back(&mut self) {
+        match self.screen {
+            Screen::Models => self.models.list.clear_filter(),
+            Screen::Runs => self.runs.list.clear_filter(),
+            Screen::Run if self.panes.expanded => self.panes.expanded = false,
+            _ => {}
+        }
+    }
+
+    fn edit_setting(&mut self) {
+        let config = &self.config;
+        match self.screen {
+            Screen::Plan => self.plan.form.start_edit(super::form::PLAN, config),
+            Screen::Data => self.data.form.start_edit(super::form::DATA, config),
+            _ => {}
+        }
+    }
+
+    fn step_setting(&mut self, by: isize) -> Vec<Effect> {
+        let stepped = match self.screen {
+            Screen::Plan => self.plan.form.stepped(super::form::PLAN, &self.config, by),
+            Screen::Data => self.data.form.stepped(super::form::DATA, &self.config, by),
+            _ => None,
+        };
+        stepped.map_or_else(Vec::new, |(key, value)| self.set(key, value))
+    }
+
+    /// Keys of a filter being typed or a setting being edited; `None` if there is neither.
+    pub(super) fn edit_key(&mut self, key: &KeyEvent) -> Option<Vec<Effect>> {
+        let name = notation(key);
+        let form = match self.screen {
+            Screen::Models if self.models.list.filtering() => {
+                self.models.list.filter_key(key, &name);
+                return Some(Vec::new());
+            }
+            Screen::Runs if self.runs.list.filtering() => {
+                self.runs.list.filter_key(key, &name);
+                return Some(Vec::new());
+            }
+            Screen::Plan => (&mut self.plan.form, super::form::PLAN),
+            Screen::Data => (&mut self.data.form, super::form::DATA),
+            _ => return None,
+        };
+        let (form, fields) = form;
+        let input = form.editing.as_mut()?;
+        match name.as_str() {
+            "<esc>" => form.editing = None,
+            "<ret>" => {
+                let text = input.text().trim().to_owned();
+                form.editing = None;
+                let key = fields.get(form.selected)?.key;
+                return Some(self.set(key, &text));
+            }
+            _ => {
+                input.key(key);
+            }
+        }
+        Some(Vec::new())
+    }
+
+    /// Pasted text goes to whatever is being typed, and nowhere else.
+    pub(super) fn paste(&mut self, text: &str) {
+        if let Some(overlay) = &mut self.overlay {
+            overlay.paste(text);
+            return;
+        }
+        let form = match self.screen {
+            Screen::Plan => &mut self.plan.form,
+            Screen::Data => &mut self.data.form,
+            Screen::Models => return self.models.list.paste(text),
+            Screen::Runs => return self.runs.list.paste(text),
+            _ => return,
+        };
+        if let Some(input) = &mut form.editing {
+            input.paste(text);
+        }
+    }
+
+    /// A key while `overlay` is open; it is put back unless it closes.
+    pub(super) fn overlay_key(&mut self, overlay: Overlay, key: &KeyEvent) -> Vec<Effect> {
+        match overlay.key(key) {
+            Answer::Stay(overlay) => {
+                self.overlay = Some(overlay);
+                Vec::new()
+            }
+            Answer::Close => Vec::new(),
+            Answer::Quit(choice) => self.quit_with(choice),
+            Answer::Act(action) => self.act(action),
+            Answer::OpenModel(path) => self.choose_model(&path),
+            Answer::Line(line) => self.command_line(&line),
+        }
+    }
+
+    /// A line of the palette that is no action's name: the script's verbs.
+    fn command_line(&mut self, line: &str) -> Vec<Effect> {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next()) {
+            (Some("set"), Some(key)) => {
+                let value = words.collect::<Vec<_>>().join(" ");
+                return self.set(key, &value);
+            }
+            (Some("open"), Some(name)) => {
+                if let Some(screen) = Screen::named(name) {
+                    return self.update(super::app::Msg::Open(screen));
+                }
+            }
+            (Some("export"), Some(kind)) => return self.export(kind),
+            (Some("run" | "start"), None) => return self.start(),
+            (Some("stop"), None) => return self.running_command(Command::StopAndSave),
+            (Some("save"), None) => return self.running_command(Command::SaveNow),
+            (Some("pause" | "resume"), None) => return self.pause_or_resume(),
+            (Some("q" | "quit"), None) => return self.quit(),
+            _ => {}
+        }
+        self.say(Level::Error, format!("no such command: {}", super::text::cut(line, 40)));
+        Vec::new()
+    }
+}

@@ -1,0 +1,442 @@
+//! The workbench as a reducer: [`App::update`] takes a [`Msg`], changes the state and returns [`Effect`]s.
+//!
+//! It never sees a terminal, a file or a thread: the terminal loop and the script drive the same reducer.
+
+use super::keys::{Action, lookup, notation};
+use super::overlay::{Overlay, QuitChoice, QuitDialog};
+use super::run::{RunView, Source};
+use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
+use super::theme::Theme;
+use crate::config::RunConfig;
+use crate::engine::{ModelEntry, RunEntry};
+use crate::error::ExitCode;
+use crate::event::{Command, Event, EventKind, Level, RunFinished, RunStatus};
+use crate::plan::PlanReport;
+use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
+use std::path::PathBuf;
+
+/// Seconds within which a second Ctrl-C stops at once.
+const TWICE: f64 = 2.0;
+/// Seconds that a stop-now may take before the program leaves without it.
+const STOP_NOW_GRACE: f64 = 10.0;
+/// Seconds that a message stays in the status bar.
+const FLASH: f64 = 6.0;
+
+/// The screens, in the order of their keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Screen {
+    /// Pick a checkpoint.
+    Models,
+    /// Rows, template, mask.
+    Data,
+    /// Verdict, settings, memory.
+    Plan,
+    /// The training in progress.
+    Run,
+    /// Earlier runs and their reports.
+    Runs,
+    /// Generate with the adapter.
+    Try,
+}
+
+impl Screen {
+    /// All of them.
+    pub const ALL: [Screen; 6] =
+        [Screen::Models, Screen::Data, Screen::Plan, Screen::Run, Screen::Runs, Screen::Try];
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Screen::Models => "Models",
+            Screen::Data => "Data",
+            Screen::Plan => "Plan",
+            Screen::Run => "Run",
+            Screen::Runs => "Runs",
+            Screen::Try => "Try",
+        }
+    }
+    /// The screen of a name, as `open` takes it.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Screen> {
+        Screen::ALL.into_iter().find(|s| s.name().eq_ignore_ascii_case(name))
+    }
+}
+
+/// What happens to the workbench.
+#[derive(Debug)]
+pub enum Msg {
+    /// A key event of any kind.
+    Key(KeyEvent),
+    /// Pasted text.
+    Paste(String),
+    /// The terminal's size.
+    Resize(u16, u16),
+    /// The clock, seconds since the program started.
+    Tick(f64),
+    /// Events of the run.
+    Events(Vec<Event>),
+    /// Telemetry dropped so far.
+    Dropped(u64),
+    /// Lines that libraries wrote to fd 1 or 2.
+    Noise(Vec<String>),
+    /// Checkpoints on this machine.
+    Models(Vec<ModelEntry>),
+    /// Answer to [`Effect::Plan`]; an error as text.
+    Planned(Result<Box<PlanReport>, String>),
+    /// Answer to [`Effect::Start`].
+    StartFailed(String),
+    /// The run has been handed to the worker.
+    StartAccepted,
+    /// Runs under the results folder.
+    Runs(Vec<RunEntry>),
+    /// Reports asked for by [`Effect::LoadReports`].
+    Reports(Vec<(PathBuf, Result<serde_json::Value, String>)>),
+    /// Answer to [`Effect::Export`].
+    Exported(Result<PathBuf, String>),
+    /// Something for the status bar.
+    Say(Level, String),
+    /// Go to a screen, as `open` does.
+    Open(Screen),
+    /// Change a setting, as `set` does.
+    Set(String, String),
+    /// SIGINT or SIGTERM or a lost terminal: save, stop, leave with this code.
+    Leave(ExitCode),
+    /// An action without its key, as the palette sends it.
+    Act(Action),
+}
+
+/// What the workbench wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// List checkpoints.
+    LoadModels,
+    /// Plan the config.
+    Plan,
+    /// Start the run that the config describes.
+    Start,
+    /// Tell the trainer.
+    Command(Command),
+    /// List runs.
+    LoadRuns,
+    /// Read these reports.
+    LoadReports(Vec<PathBuf>),
+    /// Export a run.
+    Export(PathBuf, String),
+    /// Write the screen as text.
+    SaveScreen,
+    /// Stop the process until `fg`.
+    Suspend,
+    /// Clear and draw again.
+    Redraw,
+    /// Leave with this code.
+    Quit(ExitCode),
+}
+
+/// The whole state of the workbench.
+#[derive(Debug)]
+pub struct App {
+    /// The config that the next run gets.
+    pub config: RunConfig,
+    /// Colours and characters.
+    pub theme: Theme,
+    /// The screen shown.
+    pub screen: Screen,
+    /// What lies over it.
+    pub overlay: Option<Overlay>,
+    /// Checkpoints.
+    pub models: ModelsScreen,
+    /// Data settings.
+    pub data: DataScreen,
+    /// The plan.
+    pub plan: PlanScreen,
+    /// The run, from its events.
+    pub run: RunView,
+    /// The panes' own state.
+    pub panes: RunPanes,
+    /// Earlier runs.
+    pub runs: RunsScreen,
+    /// Telemetry dropped.
+    pub dropped: u64,
+    /// Terminal size, columns and rows.
+    pub size: (u16, u16),
+    /// Seconds since the program started.
+    pub now: f64,
+    pub(super) flash: Option<(Level, String, f64)>,
+    /// A run was handed to the worker and has not sent `Started` yet.
+    pub(super) handed_over: bool,
+    leaving: Option<Leaving>,
+    interrupted_at: Option<f64>,
+    event_seen_at: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Leaving {
+    /// Leave even if the run has not ended.
+    deadline: Option<f64>,
+    /// The code, where a signal decides it.
+    code: Option<ExitCode>,
+}
+
+impl App {
+    /// A workbench on `config`: on the Plan screen if it names a model, else on Models.
+    #[must_use]
+    pub fn new(config: RunConfig, theme: Theme) -> (App, Vec<Effect>) {
+        let named = !config.model.path.is_empty();
+        let app = App {
+            screen: if named { Screen::Plan } else { Screen::Models },
+            config,
+            theme,
+            overlay: None,
+            models: ModelsScreen::default(),
+            data: DataScreen::default(),
+            plan: PlanScreen::default(),
+            run: RunView::default(),
+            panes: RunPanes::default(),
+            runs: RunsScreen::default(),
+            dropped: 0,
+            size: (0, 0),
+            now: 0.0,
+            flash: None,
+            handed_over: false,
+            leaving: None,
+            interrupted_at: None,
+            event_seen_at: 0.0,
+        };
+        let mut effects = vec![Effect::LoadModels, Effect::LoadRuns];
+        if named {
+            effects.push(Effect::Plan);
+        }
+        (app, effects)
+    }
+
+    /// A run is going on or about to.
+    #[must_use]
+    pub fn busy(&self) -> bool {
+        self.handed_over || self.run.running()
+    }
+
+    /// Seconds of the run, moved on with the clock since its newest event.
+    #[must_use]
+    pub fn run_now(&self) -> f64 {
+        self.run.at + if self.run.running() { (self.now - self.event_seen_at).max(0.0) } else { 0.0 }
+    }
+
+    /// Takes one message.
+    pub fn update(&mut self, msg: Msg) -> Vec<Effect> {
+        match msg {
+            Msg::Key(key) => return self.key(&key),
+            Msg::Paste(text) => self.paste(&text),
+            Msg::Resize(w, h) => self.size = (w, h),
+            Msg::Tick(now) => return self.tick(now),
+            Msg::Events(events) => return self.events(&events),
+            Msg::Dropped(n) => self.dropped = n,
+            Msg::Noise(lines) => {
+                let at = self.run_now();
+                for line in lines {
+                    self.run.log.push(at, Level::Warn, Source::Library, &line);
+                }
+            }
+            Msg::Models(list) => self.models.list.replace(list),
+            Msg::Planned(Ok(plan)) => self.plan.set(Ok(*plan)),
+            Msg::Planned(Err(e)) => self.plan.set(Err(e)),
+            Msg::StartAccepted => {
+                self.run = RunView::starting(std::mem::take(&mut self.run.log));
+                self.event_seen_at = self.now;
+                self.panes.frozen = None;
+                self.handed_over = true;
+                self.screen = Screen::Run;
+            }
+            Msg::StartFailed(e) => self.message("The run can't start", &e),
+            Msg::Runs(list) => self.runs.list.replace(list),
+            Msg::Reports(reports) => self.show_reports(reports),
+            Msg::Exported(Ok(path)) => self.say(Level::Info, format!("written: {}", path.display())),
+            Msg::Exported(Err(e)) => self.message("The export failed", &e),
+            Msg::Say(level, text) => self.say(level, text),
+            Msg::Open(screen) => return self.open(screen),
+            Msg::Set(key, value) => return self.set(&key, &value),
+            Msg::Leave(code) => return self.leave(code),
+            Msg::Act(action) => return self.act(action),
+        }
+        Vec::new()
+    }
+
+    /// Puts a line into the status bar.
+    pub fn say(&mut self, level: Level, text: impl Into<String>) {
+        self.flash = Some((level, text.into(), self.now));
+    }
+
+    /// Opens a dialog with a text to read.
+    pub fn message(&mut self, title: &str, text: &str) {
+        self.overlay = Some(Overlay::Message { title: title.into(), text: text.into(), scroll: 0 });
+    }
+
+    /// Changes one setting and plans again.
+    pub(super) fn set(&mut self, key: &str, value: &str) -> Vec<Effect> {
+        match crate::config::load::set(&mut self.config, key, value) {
+            Ok(note) => {
+                if let Some(note) = note {
+                    self.say(Level::Info, note);
+                }
+                self.replan()
+            }
+            Err(e) => {
+                self.say(Level::Error, e.to_string());
+                Vec::new()
+            }
+        }
+    }
+
+    fn replan(&self) -> Vec<Effect> {
+        if self.config.model.path.is_empty() { Vec::new() } else { vec![Effect::Plan] }
+    }
+
+    fn open(&mut self, screen: Screen) -> Vec<Effect> {
+        self.overlay = None;
+        self.screen = screen;
+        match screen {
+            Screen::Runs => vec![Effect::LoadRuns],
+            Screen::Models if self.models.list.is_empty() => vec![Effect::LoadModels],
+            Screen::Plan if self.plan.is_empty() => self.replan(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn tick(&mut self, now: f64) -> Vec<Effect> {
+        self.now = now;
+        if self.flash.as_ref().is_some_and(|(_, _, since)| now - since > FLASH) {
+            self.flash = None;
+        }
+        match self.leaving {
+            Some(Leaving { deadline: Some(deadline), code }) if now > deadline => {
+                vec![Effect::Quit(code.unwrap_or(ExitCode::Failed))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn events(&mut self, events: &[Event]) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for event in events {
+            self.run.apply(event, self.config.train.eval_steps);
+            self.event_seen_at = self.now;
+            match &event.kind {
+                EventKind::Started(_) => self.handed_over = false,
+                EventKind::Finished(f) => {
+                    self.handed_over = false;
+                    effects.push(Effect::LoadRuns);
+                    if let Some(leaving) = self.leaving.take() {
+                        effects.push(Effect::Quit(leaving.code.unwrap_or_else(|| exit_code(f))));
+                    } else if matches!(self.overlay, Some(Overlay::Quit(_))) {
+                        self.overlay = None;
+                    }
+                    if f.status == RunStatus::Failed {
+                        self.say(Level::Error, "the run failed; the log says why");
+                    }
+                }
+                _ => {}
+            }
+        }
+        effects
+    }
+
+    fn key(&mut self, key: &KeyEvent) -> Vec<Effect> {
+        if key.kind == KeyEventKind::Release {
+            return Vec::new();
+        }
+        if notation(key) == "<c-c>" {
+            return if key.kind == KeyEventKind::Press { self.interrupt() } else { Vec::new() };
+        }
+        if let Some(overlay) = self.overlay.take() {
+            return self.overlay_key(overlay, key);
+        }
+        if let Some(effects) = self.edit_key(key) {
+            return effects;
+        }
+        match lookup(key, self.screen) {
+            Some(b) if key.kind == KeyEventKind::Press || b.action.repeats() => self.act(b.action),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Ctrl-C: leaves when nothing runs; else asks, and the second within two seconds stops at once.
+    fn interrupt(&mut self) -> Vec<Effect> {
+        if !self.busy() {
+            return vec![Effect::Quit(ExitCode::Ok)];
+        }
+        if self.interrupted_at.is_some_and(|at| self.now - at <= TWICE) {
+            return self.quit_with(QuitChoice::StopNow);
+        }
+        self.interrupted_at = Some(self.now);
+        self.overlay = Some(Overlay::Quit(QuitDialog::default()));
+        Vec::new()
+    }
+
+    pub(super) fn quit(&mut self) -> Vec<Effect> {
+        if self.busy() {
+            self.overlay = Some(Overlay::Quit(QuitDialog::default()));
+            return Vec::new();
+        }
+        vec![Effect::Quit(ExitCode::Ok)]
+    }
+
+    pub(super) fn quit_with(&mut self, choice: QuitChoice) -> Vec<Effect> {
+        self.overlay = None;
+        let (command, deadline) = match choice {
+            QuitChoice::Cancel => return Vec::new(),
+            QuitChoice::SaveAndStop => (Command::StopAndSave, None),
+            QuitChoice::StopNow => (Command::StopNow, Some(self.now + STOP_NOW_GRACE)),
+        };
+        if !self.busy() {
+            return vec![Effect::Quit(ExitCode::Ok)];
+        }
+        self.leaving = Some(Leaving { deadline, code: None });
+        self.ask(command)
+    }
+
+    fn leave(&mut self, code: ExitCode) -> Vec<Effect> {
+        self.overlay = None;
+        if !self.busy() {
+            return vec![Effect::Quit(code)];
+        }
+        // The second signal does not wait for the step.
+        let again = self.leaving.is_some();
+        let deadline = again.then_some(self.now + STOP_NOW_GRACE);
+        self.leaving = Some(Leaving { deadline, code: Some(code) });
+        self.ask(if again { Command::StopNow } else { Command::StopAndSave })
+    }
+
+    /// Passes a command on and shows at once that it was heard.
+    pub(super) fn ask(&mut self, command: Command) -> Vec<Effect> {
+        let stronger = |old: Command| matches!(old, Command::StopNow | Command::StopAndSave);
+        if !self.run.asked.is_some_and(stronger) || stronger(command) {
+            self.run.asked = Some(command);
+        }
+        vec![Effect::Command(command)]
+    }
+
+    fn show_reports(&mut self, reports: Vec<(PathBuf, Result<serde_json::Value, String>)>) {
+        match reports.iter().find_map(|(_, r)| r.as_ref().err()) {
+            Some(e) => {
+                let e = e.clone();
+                self.message("No report", &e);
+            }
+            None => {
+                let values = reports.into_iter().filter_map(|(_, r)| r.ok()).collect();
+                self.overlay = Some(Overlay::Report { reports: values, scroll: 0 });
+            }
+        }
+    }
+}
+
+/// The exit code of a program that was left by ending its run.
+#[must_use]
+pub fn exit_code(finished: &RunFinished) -> ExitCode {
+    match finished.status {
+        RunStatus::Finished | RunStatus::Running => ExitCode::Ok,
+        RunStatus::Stopped => ExitCode::StoppedEarly,
+        RunStatus::Aborted if finished.checkpoint.is_some() => ExitCode::StoppedEarly,
+        RunStatus::Aborted | RunStatus::Failed => ExitCode::Failed,
+        RunStatus::Interrupted => ExitCode::Interrupted,
+        RunStatus::Terminated => ExitCode::Terminated,
+    }
+}

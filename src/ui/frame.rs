@@ -1,0 +1,287 @@
+//! One frame: header, screen, status bar and overlay, at any size down to one cell.
+
+use super::app::{App, Screen};
+use super::keys::{Action, on};
+use super::overlay::{Overlay, QuitChoice, help_lines};
+use super::screens;
+use super::text::cut;
+use super::theme::Tone;
+use super::widgets::{lines, pane, put, wrap};
+use crate::event::Level;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Clear, Paragraph};
+
+/// Below this the screen only says so.
+pub const SMALLEST: (u16, u16) = (60, 16);
+
+/// Whether panes in `area` do without boxes.
+#[must_use]
+pub fn compact(area: Rect) -> bool {
+    area.width < 76 || area.height < 19
+}
+
+/// Draws everything.
+pub fn draw(app: &App, frame: &mut Frame) {
+    let area = frame.area();
+    if area.width < SMALLEST.0 || area.height < SMALLEST.1 {
+        too_small(app, frame, area);
+    } else {
+        let hints = u16::from(area.height >= 20);
+        let [head, body, hint, status] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Fill(1),
+            Constraint::Length(hints),
+            Constraint::Length(1),
+        ])
+        .areas(area);
+        header(app, frame, head);
+        match app.screen {
+            Screen::Models => screens::models::draw(app, frame, body),
+            Screen::Data => screens::data::draw(app, frame, body),
+            Screen::Plan => screens::plan::draw(app, frame, body),
+            Screen::Run => screens::run::draw(app, frame, body),
+            Screen::Runs => screens::runs::draw(app, frame, body),
+            Screen::Try => screens::tryout::draw(app, frame, body),
+        }
+        if hints > 0 {
+            put(frame, hint, hint_line(app, hint.width.into()));
+        }
+        status_bar(app, frame, status, hints == 0);
+        if let Some(overlay) = &app.overlay {
+            draw_overlay(app, frame, overlay, area);
+        }
+    }
+    if app.theme.ascii {
+        super::ascii::fold(frame.buffer_mut());
+    }
+}
+
+/// Names the size needed and the size there is; the keys to leave still work, and say so.
+fn too_small(app: &App, frame: &mut Frame, area: Rect) {
+    let need = format!("terminal too small: need {}x{}, have {}x{}", SMALLEST.0, SMALLEST.1, area.width, area.height);
+    let keys = match (&app.overlay, app.busy()) {
+        (Some(Overlay::Quit(_)), _) => "s save and stop  k stop now  c cancel",
+        (_, true) => "q quit  (training goes on)",
+        (_, false) => "q quit",
+    };
+    let text: Vec<Line> =
+        wrap(&need, area.width.into()).into_iter().map(Line::from).chain([Line::styled(keys, app.theme.strong())]).collect();
+    // On one line the way out matters more than the size.
+    let text = if area.height < 2 && matches!(app.overlay, Some(Overlay::Quit(_))) { vec![Line::from(keys)] } else { text };
+    frame.render_widget(Paragraph::new(text), area);
+}
+
+fn header(app: &App, frame: &mut Frame, area: Rect) {
+    let theme = app.theme;
+    let mut spans = Vec::new();
+    if area.width >= 100 {
+        spans.push(Span::styled(" blockstream ", theme.title()));
+        spans.push(Span::styled("│", theme.dim()));
+    }
+    for (i, screen) in Screen::ALL.into_iter().enumerate() {
+        let style = if screen == app.screen { theme.selected() } else { Style::default() };
+        spans.push(Span::styled(format!(" {} {} ", i + 1, screen.name()), style));
+    }
+    let line = Line::from(spans);
+    let used = line.width();
+    put(frame, area, line);
+    let name = app.plan.report().map_or(app.config.model.path.as_str(), |r| r.model.as_str());
+    let room = (area.width as usize).saturating_sub(used + 2);
+    if room >= 8 && !name.is_empty() {
+        let name = cut(name, room);
+        let width = super::text::width(&name) as u16;
+        let at = Rect { x: area.right().saturating_sub(width + 1), width, ..area };
+        put(frame, at, Line::styled(name, theme.dim()));
+    }
+}
+
+/// Keys that matter here, as many as fit.
+fn hint_line(app: &App, width: usize) -> Line<'static> {
+    let theme = app.theme;
+    let mut spans = vec![Span::raw(" ")];
+    let mut used = 1;
+    let bindings = on(app.screen).filter(|b| !b.hint.is_empty());
+    let palette = [(":", "commands")];
+    let all = bindings.map(|b| (b.keys[0], hint_word(app, b.action, b.hint))).chain(palette.map(|(k, h)| (k, h)));
+    for (key, word) in all {
+        let key = match key {
+            "<ret>" => "enter",
+            "<space>" => "space",
+            "<esc>" => "esc",
+            other => other,
+        };
+        let cost = key.len() + word.len() + 4;
+        if used + cost > width {
+            break;
+        }
+        used += cost;
+        spans.push(Span::styled(key.to_owned(), theme.strong()));
+        spans.push(Span::styled(format!(" {word}   "), theme.dim()));
+    }
+    Line::from(spans)
+}
+
+fn hint_word(app: &App, action: Action, hint: &'static str) -> &'static str {
+    match action {
+        Action::PauseResume if app.run.paused => "go on",
+        Action::Expand if app.panes.expanded => "give back",
+        Action::Freeze if app.panes.frozen.is_some() => "unfreeze",
+        _ => hint,
+    }
+}
+
+/// What keys mean now, in a word.
+fn mode(app: &App) -> &'static str {
+    match &app.overlay {
+        Some(Overlay::Quit(_)) => "QUIT?",
+        Some(Overlay::Help { .. }) => "HELP",
+        Some(Overlay::Palette(_)) => "COMMAND",
+        Some(Overlay::Prompt(_)) => "OPEN",
+        Some(Overlay::Message { .. }) => "READ",
+        Some(Overlay::Report { .. }) => "REPORT",
+        None if app.models.list.filtering() && app.screen == Screen::Models => "FILTER",
+        None if app.runs.list.filtering() && app.screen == Screen::Runs => "FILTER",
+        None if app.plan.form.editing.is_some() && app.screen == Screen::Plan => "EDIT",
+        None if app.data.form.editing.is_some() && app.screen == Screen::Data => "EDIT",
+        None => "NORMAL",
+    }
+}
+
+fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
+    let theme = app.theme;
+    let chip = format!(" {} ", mode(app));
+    let state = if app.handed_over { "preparing".to_owned() } else { app.run.state(app.run_now()) };
+    let mut spans = vec![Span::styled(chip, theme.selected()), Span::raw(format!(" {state}"))];
+    if app.run.running()
+        && let (Some(s), Some(last)) = (&app.run.started, &app.run.last)
+    {
+        spans.push(Span::styled(format!("  step {}/{}", last.step, s.steps_total), theme.dim()));
+    }
+    let dropped = format!(" dropped {} ", app.dropped);
+    let room = (area.width as usize).saturating_sub(Line::from(spans.clone()).width() + dropped.len() + 2);
+    let typing = match app.screen {
+        Screen::Models => app.models.list.typing(),
+        Screen::Runs => app.runs.list.typing(),
+        _ => None,
+    };
+    if let Some(input) = typing {
+        spans.push(Span::styled(format!("  / {}▏", cut(input.text(), room.saturating_sub(4))), theme.strong()));
+    } else if let Some((level, text, _)) = &app.flash {
+        let (sign, style) = match level {
+            Level::Info => ("", theme.strong()),
+            Level::Warn => ("! ", theme.tone(Tone::Notice)),
+            Level::Error => ("✗ ", theme.tone(Tone::Bad)),
+        };
+        spans.push(Span::styled(format!("  {}", cut(&format!("{sign}{text}"), room)), style));
+    } else if with_hints {
+        let hints = hint_line(app, room);
+        spans.push(Span::raw("  "));
+        spans.extend(hints.spans);
+    }
+    put(frame, area, Line::from(spans));
+    let width = (dropped.len() as u16).min(area.width);
+    let style = if app.dropped > 0 { theme.tone(Tone::Notice) } else { theme.dim() };
+    put(frame, Rect { x: area.right() - width, width, ..area }, Line::styled(dropped, style));
+}
+
+/// A box of `width` × `height` in the middle of `area`, cleared.
+fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), title: &str) -> Rect {
+    let (width, height) = (size.0.min(area.width), size.1.min(area.height));
+    let at = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
+    frame.render_widget(Clear, at);
+    pane(frame, at, Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()), true, false, app.theme)
+}
+
+fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
+    let theme = app.theme;
+    match overlay {
+        Overlay::Quit(dialog) => {
+            let inner = popup(app, frame, area, (56, 7), "a run is in progress");
+            let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" (~{})", crate::units::secs(s)));
+            let text = format!("Finish this step{left} and save, stop at once, or go on?");
+            let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
+            body.push(Line::default());
+            let mut choices = Vec::new();
+            for (i, (_, key, word)) in QuitChoice::ALL.iter().enumerate() {
+                let style = if i == dialog.selected { theme.selected() } else { Style::default() };
+                choices.push(Span::styled(format!(" {key} {word} "), style));
+                choices.push(Span::raw(" "));
+            }
+            body.push(Line::from(choices));
+            body.push(Line::styled("Ctrl-C again stops at once", theme.dim()));
+            lines(frame, inner, body, 0);
+        }
+        Overlay::Help { screen, filter, scroll } => {
+            let height = (area.height - 2).min(34);
+            let inner = popup(app, frame, area, (72, height), &format!("keys on {}", screen.name()));
+            let rows = help_lines(*screen, filter.text());
+            let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
+            let label = "type to find: ";
+            put(frame, search, Line::styled(label, theme.dim()));
+            let indent = (label.len() as u16).min(search.width);
+            filter.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
+            let text: Vec<Line> = rows
+                .into_iter()
+                .map(|(keys, help)| Line::from(vec![Span::styled(format!("{keys:>15}  "), theme.strong()), Span::raw(help)]))
+                .collect();
+            let scroll = (*scroll).min(text.len().saturating_sub(body.height.into()));
+            lines(frame, body, text, scroll);
+        }
+        Overlay::Palette(p) => {
+            let inner = popup(app, frame, area, (68, 16), "command");
+            let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
+            put(frame, search, Line::styled(": ", theme.strong()));
+            let indent = 2.min(search.width);
+            p.input.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
+            let hits = p.hits();
+            let first = super::list::window(p.selected, hits.len(), body.height.into());
+            let text = hits
+                .iter()
+                .enumerate()
+                .skip(first)
+                .map(|(i, b)| {
+                    let style = if i == p.selected { theme.selected() } else { Style::default() };
+                    let line = format!(" {:<54} {:>8} ", cut(b.help, 54), b.keys[0]);
+                    Line::styled(line, style)
+                })
+                .collect::<Vec<_>>();
+            let text = if text.is_empty() {
+                vec![Line::styled(" set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit", theme.dim())]
+            } else {
+                text
+            };
+            lines(frame, body, text, 0);
+        }
+        Overlay::Prompt(p) => {
+            let inner = popup(app, frame, area, (64, 3), p.title);
+            p.input.draw(frame, inner);
+        }
+        Overlay::Message { title, text, scroll } => {
+            let width = 70.min(area.width);
+            let body = wrap(text, width.saturating_sub(2).into());
+            let height = (body.len() as u16 + 3).clamp(4, area.height.max(4));
+            let inner = popup(app, frame, area, (width, height), title);
+            let [top, bottom] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(inner);
+            let scroll = (*scroll).min(body.len().saturating_sub(top.height.into()));
+            lines(frame, top, body.into_iter().map(Line::from).collect(), scroll);
+            put(frame, bottom, Line::styled("enter closes", theme.dim()));
+        }
+        Overlay::Report { reports, scroll } => {
+            let width = (area.width - 4).min(if reports.len() > 1 { 120 } else { 76 });
+            let title = if reports.len() > 1 { "two runs side by side" } else { "report" };
+            let text = screens::report::report_lines(reports, width.saturating_sub(2).into(), theme);
+            let height = (text.len() as u16 + 2).min(area.height - 2);
+            let inner = popup(app, frame, area, (width, height), title);
+            let scroll = (*scroll).min(text.len().saturating_sub(inner.height.into()));
+            lines(frame, inner, text, scroll);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! What the screen knows of a run: a fold over its events. Nothing here draws.
+
+mod history;
+mod log;
+mod rates;
+
+pub use history::{Bucket, History, columns, smooth};
+pub use log::{Log, LogLine, Source};
+pub use rates::Rate;
+
+use crate::event::{
+    Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved, Stage,
+    StepRecord,
+};
+use crate::units::{Bytes, secs};
+use std::collections::VecDeque;
+
+/// Steps that the windowed step time looks back on.
+pub const WINDOW: usize = 20;
+
+/// A run as seen from its events.
+#[derive(Clone, Debug, Default)]
+pub struct RunView {
+    /// What it is; `None` before the first run.
+    pub started: Option<RunStarted>,
+    /// Preparation step in progress.
+    pub stage: Option<Stage>,
+    /// Training loss.
+    pub loss: History,
+    /// Held-out loss by step.
+    pub evals: Vec<(u64, f64)>,
+    /// Steps whose loss was not finite.
+    pub not_finite: Vec<u64>,
+    /// Newest step.
+    pub last: Option<StepRecord>,
+    /// Newest progress.
+    pub progress: Option<Progress>,
+    /// Disk reads over time.
+    pub disk: Rate,
+    /// Host-to-device copies over time.
+    pub h2d: Rate,
+    /// Newest gauges.
+    pub gauges: Gauges,
+    /// Highest live device memory seen.
+    pub vram_peak: Option<Bytes>,
+    /// Most blocks on the device at once.
+    pub residency_peak: usize,
+    /// Log lines.
+    pub log: Log,
+    /// What is safely on disk, newest last.
+    pub saved: Vec<Saved>,
+    /// How it ended.
+    pub finished: Option<RunFinished>,
+    /// Waiting for `Resume`.
+    pub paused: bool,
+    /// A request that the trainer has not answered yet.
+    pub asked: Option<Command>,
+    /// Run seconds of the newest event.
+    pub at: f64,
+    step_began: f64,
+    step_times: VecDeque<f64>,
+    steps_seen: usize,
+    eval_s: Option<f64>,
+    evals_left: u64,
+}
+
+/// A forecast of what is left, and what it rests on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Eta {
+    /// Seconds left.
+    pub seconds: f64,
+    /// Steps it was averaged over.
+    pub window: usize,
+    /// Held-out measurements counted in.
+    pub evals: u64,
+}
+
+impl RunView {
+    /// A view of a run that is about to start, with what is known beforehand.
+    #[must_use]
+    pub fn starting(log: Log) -> RunView {
+        RunView { log, ..RunView::default() }
+    }
+
+    /// A run is going on.
+    #[must_use]
+    pub fn running(&self) -> bool {
+        self.started.is_some() && self.finished.is_none()
+    }
+
+    /// Takes one event. `eval_steps` is the config's, for the forecast.
+    pub fn apply(&mut self, event: &Event, eval_steps: u64) {
+        self.at = event.at;
+        match &event.kind {
+            EventKind::Started(s) => {
+                *self = RunView::starting(std::mem::take(&mut self.log));
+                self.at = event.at;
+                self.step_began = event.at;
+                let text = format!("{} {}: {} blocks on {}, {}", s.model, s.mode, s.n_blocks, s.device, s.verdict);
+                self.note(Level::Info, text);
+                self.started = Some(s.clone());
+            }
+            EventKind::Stage(s) => self.stage = (s.total == 0 || s.done < s.total).then(|| s.clone()),
+            EventKind::Step(s) => self.step(s, eval_steps),
+            EventKind::Eval(e) => {
+                self.evals.push((e.step, e.loss));
+                self.eval_s = Some(e.seconds);
+                self.step_began = event.at;
+                self.note(Level::Info, format!("held-out loss {:.4} after step {}", e.loss, e.step));
+            }
+            EventKind::Saved(s) => {
+                if self.asked == Some(Command::SaveNow) {
+                    self.asked = None;
+                }
+                self.step_began = event.at;
+                self.note(Level::Info, format!("saved {} of step {}, {}", s.what, s.step, s.bytes));
+                self.saved.push(s.clone());
+            }
+            EventKind::Paused { step } => {
+                (self.paused, self.asked) = (true, None);
+                self.note(Level::Info, format!("paused after step {step}"));
+            }
+            EventKind::Resumed { step } => {
+                (self.paused, self.asked) = (false, None);
+                self.step_began = event.at;
+                self.note(Level::Info, format!("going on after step {step}"));
+            }
+            EventKind::Notice(n) => self.note(n.level, n.text.clone()),
+            EventKind::Finished(f) => self.finish(f),
+            EventKind::Progress(p) => {
+                if self.progress.as_ref().is_none_or(|old| old.step != p.step) && p.visit == 0 {
+                    self.step_began = event.at;
+                }
+                self.stage = None;
+                self.disk.push(event.at, p.disk_read);
+                self.h2d.push(event.at, p.h2d);
+                self.vram_peak = self.vram_peak.max(p.vram_live);
+                self.progress = Some(p.clone());
+            }
+            EventKind::Gauges(g) => self.gauges = g.clone(),
+        }
+    }
+
+    fn step(&mut self, s: &StepRecord, eval_steps: u64) {
+        self.loss.push(s.step as f64, s.loss);
+        if !s.loss.is_finite() {
+            self.not_finite.push(s.step);
+        }
+        if s.seconds.is_finite() && s.seconds > 0.0 {
+            self.steps_seen += 1;
+            self.step_times.push_back(s.seconds);
+            if self.step_times.len() > WINDOW {
+                self.step_times.pop_front();
+            }
+        }
+        let total = self.started.as_ref().map_or(0, |r| r.steps_total);
+        let left = total.saturating_sub(s.step);
+        // The one at the end comes whether or not there are some on the way.
+        self.evals_left = if self.eval_s.is_none() {
+            0
+        } else {
+            1 + left.checked_div(eval_steps).map_or(0, |n| n.saturating_sub(u64::from(left % eval_steps == 0)))
+        };
+        self.residency_peak = self.residency_peak.max(s.residency_peak);
+        self.step_began = self.at;
+        self.stage = None;
+        self.last = Some(s.clone());
+    }
+
+    fn finish(&mut self, f: &RunFinished) {
+        let level = if f.status == RunStatus::Failed { Level::Error } else { Level::Info };
+        let reason = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
+        self.note(level, format!("{} after step {}{reason}", status_word(f.status), f.step));
+        self.residency_peak = self.residency_peak.max(f.residency_peak);
+        (self.paused, self.asked, self.stage) = (false, None, None);
+        self.finished = Some(f.clone());
+    }
+
+    /// Adds a line to the log.
+    pub fn note(&mut self, level: Level, text: impl Into<String>) {
+        self.log.push(self.at, level, Source::Run, &text.into());
+    }
+
+    /// Mean seconds of the newest steps (the first, a warm-up, only while it is alone), and how many they are.
+    #[must_use]
+    pub fn step_time(&self) -> Option<(f64, usize)> {
+        let warm_up_in = self.steps_seen == self.step_times.len();
+        let skip = usize::from(warm_up_in && self.step_times.len() > 1);
+        let n = self.step_times.len().checked_sub(skip).filter(|n| *n > 0)?;
+        Some((self.step_times.iter().skip(skip).sum::<f64>() / n as f64, n))
+    }
+
+    /// Seconds that the step in progress still takes, at run time `at`.
+    #[must_use]
+    pub fn step_left(&self, at: f64) -> Option<f64> {
+        let spent = (at - self.step_began).max(0.0);
+        if let Some((mean, _)) = self.step_time() {
+            return Some((mean - spent).max(0.0));
+        }
+        // No step is complete: the visits say how far this one is. A backward visit costs about twice a forward one.
+        let p = self.progress.as_ref().filter(|p| p.visit > 0)?;
+        let forward = self.started.as_ref()?.n_blocks;
+        let cost = |visit: usize| (visit.min(forward) + 2 * visit.saturating_sub(forward)) as f64;
+        let (done, all) = (cost(p.visit), cost(p.visits));
+        (done > 0.0 && all.is_finite()).then(|| (spent / done * (all - done)).max(0.0))
+    }
+
+    /// Seconds until the run's last step at run time `at`, once a step is complete.
+    #[must_use]
+    pub fn eta(&self, at: f64) -> Option<Eta> {
+        let (mean, window) = self.step_time()?;
+        let (started, last) = (self.started.as_ref()?, self.last.as_ref()?);
+        let left = started.steps_total.saturating_sub(last.step);
+        let evals = if self.eval_s.is_some() { self.evals_left } else { 0 };
+        let spent = if left > 0 && !self.paused { (at - self.step_began).clamp(0.0, mean) } else { 0.0 };
+        let seconds = (left as f64 * mean - spent).max(0.0) + evals as f64 * self.eval_s.unwrap_or(0.0);
+        Some(Eta { seconds, window, evals })
+    }
+
+    /// The state in words, at run time `at`: a request is acknowledged here before the trainer answers it.
+    #[must_use]
+    pub fn state(&self, at: f64) -> String {
+        if let Some(f) = &self.finished {
+            return status_word(f.status).into();
+        }
+        if self.started.is_none() {
+            return "no run".into();
+        }
+        let left = || self.step_left(at).map(|s| format!(", ~{}", secs(s))).unwrap_or_default();
+        match self.asked {
+            Some(Command::StopAndSave) => format!("stopping after this step{}", left()),
+            Some(Command::StopNow) => "stopping at the next block".into(),
+            Some(Command::Pause) => format!("pausing after this step{}", left()),
+            Some(Command::Resume) => "going on".into(),
+            Some(Command::SaveNow) => format!("saving after this step{}", left()),
+            None if self.paused => "paused".into(),
+            None => match (&self.stage, &self.progress) {
+                (Some(stage), _) => stage.name.clone(),
+                (None, None) if self.last.is_none() => "preparing".into(),
+                (None, Some(p)) if p.phase == Phase::Eval => "measuring held-out loss".into(),
+                _ => "training".into(),
+            },
+        }
+    }
+}
+
+/// How a run ended, in a word or two.
+#[must_use]
+pub fn status_word(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::Running => "running",
+        RunStatus::Finished => "finished",
+        RunStatus::Stopped => "stopped, saved",
+        RunStatus::Aborted => "stopped at once",
+        RunStatus::Interrupted => "interrupted, saved",
+        RunStatus::Terminated => "terminated, saved",
+        RunStatus::Failed => "failed",
+    }
+}
+
+#[cfg(test)]
+mod tests;

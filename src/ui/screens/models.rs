@@ -1,0 +1,93 @@
+//! Models: the checkpoints on this machine, with why one can't be used.
+
+use crate::engine::ModelEntry;
+use crate::ui::app::App;
+use crate::ui::list::List;
+use crate::ui::theme::Tone;
+use crate::ui::widgets::table::{Column, draw as table};
+use crate::ui::widgets::{lines, pane, wrap};
+use crate::units::count;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+/// State of the Models screen.
+#[derive(Clone, Debug)]
+pub struct ModelsScreen {
+    /// The checkpoints.
+    pub list: List<ModelEntry>,
+}
+
+impl Default for ModelsScreen {
+    fn default() -> Self {
+        ModelsScreen { list: List::new(|m| format!("{} {} {}", m.name, m.family, m.origin)) }
+    }
+}
+
+const COLUMNS: &[Column] = &[
+    Column { title: "", width: 1, right: false, from: 0 },
+    Column { title: "model", width: 0, right: false, from: 0 },
+    Column { title: "params", width: 8, right: true, from: 0 },
+    Column { title: "size", width: 9, right: true, from: 0 },
+    Column { title: "blocks", width: 6, right: true, from: 70 },
+    Column { title: "family", width: 8, right: false, from: 56 },
+    Column { title: "from", width: 9, right: false, from: 70 },
+];
+
+/// Draws the screen.
+pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
+    let theme = app.theme;
+    let compact = super::super::frame::compact(area);
+    let [top, bottom] = Layout::vertical([Constraint::Min(4), Constraint::Length(if compact { 3 } else { 5 })]).areas(area);
+    let list = &app.models.list;
+    let shown: Vec<&ModelEntry> = list.shown().collect();
+    let title = super::list_title("checkpoints", shown.len(), list.filter(), theme);
+    let inner = pane(frame, top, title, true, compact, theme);
+    let rows: Vec<_> = shown
+        .iter()
+        .map(|m| {
+            let (sign, tone) = if m.problem.is_some() { ("✗", Tone::Bad) } else { ("✓", Tone::Good) };
+            let dash = |known: bool, text: String| if known { text } else { "–".into() };
+            let plain = if m.problem.is_some() { theme.dim() } else { Style::default() };
+            vec![
+                (sign.into(), theme.tone(tone)),
+                (m.name.clone(), plain),
+                (dash(m.params > 0, count(m.params)), plain),
+                (dash(m.bytes.0 > 0, m.bytes.to_string()), plain),
+                (dash(m.n_blocks > 0, m.n_blocks.to_string()), plain),
+                (m.family.clone(), plain),
+                (m.origin.clone(), theme.dim()),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        let text = match (list.loaded(), list.is_empty()) {
+            (false, _) => "looking for checkpoints…",
+            (true, true) => "No checkpoint found. Press o to open a folder or a hub id that is in the cache.",
+            (true, false) => "Nothing matches the filter.",
+        };
+        let text = wrap(text, inner.width.into()).into_iter().map(Line::from).collect();
+        lines(frame, inner, text, 0);
+    } else {
+        table(frame, inner, COLUMNS, &rows, list.cursor(), theme);
+    }
+    let inner = pane(frame, bottom, Line::styled("selected", theme.title()), false, compact, theme);
+    if let Some(m) = list.selected() {
+        let path = Line::from(vec![
+            Span::styled("path ", theme.dim()),
+            Span::raw(crate::ui::text::tail(&m.path.display().to_string(), (inner.width as usize).saturating_sub(5))),
+        ]);
+        let mut text = vec![path];
+        let verdict = match &m.problem {
+            Some(problem) => format!("✗ {problem}"),
+            None => "✓ press enter to plan it on this machine".into(),
+        };
+        let style = if m.problem.is_some() { theme.tone(Tone::Bad) } else { theme.dim() };
+        text.extend(wrap(&verdict, inner.width.into()).into_iter().map(|l| Line::styled(l, style)));
+        if compact && m.problem.is_some() {
+            text.remove(0);
+        }
+        lines(frame, inner, text, 0);
+    }
+}

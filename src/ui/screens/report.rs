@@ -1,0 +1,175 @@
+//! A run's report as rows, and two of them side by side.
+
+use crate::ui::text::{cut, fit};
+use crate::ui::theme::{Theme, Tone};
+use crate::units::{Bytes, count, rate, secs};
+use ratatui::text::{Line, Span};
+use serde_json::Value;
+
+/// How a value of the report is shown.
+#[derive(Clone, Copy)]
+enum Form {
+    Text,
+    Count,
+    Number,
+    Bytes,
+    Seconds,
+}
+
+/// Label, path in `report.json`, form. Grouped as a reader asks: what, how well, how fast, at what cost.
+const ROWS: &[(&str, &str, Form)] = &[
+    ("run", "run_id", Form::Text),
+    ("model", "model", Form::Text),
+    ("mode", "mode", Form::Text),
+    ("verdict", "verdict", Form::Text),
+    ("status", "status", Form::Text),
+    ("steps", "steps", Form::Count),
+    ("tokens", "tokens", Form::Count),
+    ("", "", Form::Text),
+    ("loss first", "loss.first", Form::Number),
+    ("loss last", "loss.last", Form::Number),
+    ("held-out before", "eval.before", Form::Number),
+    ("held-out after", "eval.after", Form::Number),
+    ("", "", Form::Text),
+    ("step, median", "seconds_per_step.median", Form::Seconds),
+    ("step, p95", "seconds_per_step.p95", Form::Seconds),
+    ("forecast low", "forecast.low", Form::Seconds),
+    ("forecast high", "forecast.high", Form::Seconds),
+    ("bound", "bound.seconds", Form::Seconds),
+    ("bound by", "bound.resource", Form::Text),
+    ("stalled", "stats.stall_s", Form::Seconds),
+    ("", "", Form::Text),
+    ("residency planned", "residency.planned", Form::Count),
+    ("residency peak", "residency.peak", Form::Count),
+    ("read from disk", "bytes.disk_read", Form::Bytes),
+    ("to the device", "bytes.h2d", Form::Bytes),
+    ("from the device", "bytes.d2h", Form::Bytes),
+    ("model drive written", "bytes.model_drive_written", Form::Bytes),
+    ("VRAM planned", "vram.planned", Form::Bytes),
+    ("VRAM live", "vram.live", Form::Bytes),
+    ("VRAM reserved", "vram.reserved", Form::Bytes),
+    ("VRAM device", "vram.device", Form::Bytes),
+];
+
+const LABEL: usize = 20;
+
+/// The value at a dotted path; numbers index arrays.
+#[must_use]
+pub fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(value, |v, key| match v {
+        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+        other => other.get(key),
+    })
+}
+
+fn shown(report: &Value, path: &str, form: Form) -> String {
+    let Some(value) = at(report, path).filter(|v| !v.is_null()) else { return "–".into() };
+    match (form, value) {
+        (Form::Text, Value::String(s)) => s.clone(),
+        (Form::Bytes, v) => v.as_u64().map_or_else(|| v.to_string(), |b| Bytes(b).to_string()),
+        (Form::Count, v) => v.as_u64().map_or_else(|| v.to_string(), |n| if n < 10_000 { n.to_string() } else { count(n) }),
+        (Form::Number, v) => v.as_f64().map_or_else(|| v.to_string(), |x| format!("{x:.4}")),
+        (Form::Seconds, v) => v.as_f64().map_or_else(|| v.to_string(), secs),
+        (Form::Text, v) => v.to_string(),
+    }
+}
+
+/// Lines of one report, or of two with the change between them, `width` columns wide.
+#[must_use]
+pub fn report_lines(reports: &[Value], width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let column = width.saturating_sub(LABEL + 1) / (reports.len() + usize::from(reports.len() > 1)).max(1);
+    let mut out = Vec::new();
+    for (label, path, form) in ROWS {
+        if path.is_empty() {
+            out.push(Line::default());
+            continue;
+        }
+        let mut spans = vec![Span::styled(fit(label, LABEL), theme.dim())];
+        for report in reports {
+            let text = shown(report, path, *form);
+            spans.push(if reports.len() == 1 { Span::raw(cut(&text, column)) } else { Span::raw(fit(&text, column)) });
+        }
+        if let [a, b] = reports {
+            spans.push(change(at(a, path), at(b, path), theme));
+        }
+        out.push(Line::from(spans));
+    }
+    if let [one] = reports {
+        out.push(Line::default());
+        out.extend(verdict_on_forecast(one, theme));
+    }
+    out
+}
+
+/// The change from `a` to `b` in per cent, with a sign; "differs" where it is no number.
+fn change(a: Option<&Value>, b: Option<&Value>, theme: Theme) -> Span<'static> {
+    match (a.and_then(Value::as_f64), b.and_then(Value::as_f64)) {
+        (Some(a), Some(b)) if a == b => Span::styled("=", theme.dim()),
+        (Some(a), Some(b)) if a != 0.0 && ((b - a) / a).is_finite() => {
+            Span::raw(format!("{:+.1} %", (b - a) / a.abs() * 100.0))
+        }
+        (Some(_), Some(_)) => Span::raw("differs"),
+        _ if a == b => Span::styled("=", theme.dim()),
+        _ => Span::styled("differs", theme.strong()),
+    }
+}
+
+/// Whether the measured step lies in the forecast, and how fast the disk was read.
+fn verdict_on_forecast(report: &Value, theme: Theme) -> Vec<Line<'static>> {
+    let number = |path| at(report, path).and_then(Value::as_f64);
+    let mut out = Vec::new();
+    if let (Some(low), Some(high), Some(median)) =
+        (number("forecast.low"), number("forecast.high"), number("seconds_per_step.median"))
+    {
+        let (sign, word, tone) = if median < low {
+            ("✓", "faster than forecast", Tone::Good)
+        } else if median <= high {
+            ("✓", "as forecast", Tone::Good)
+        } else {
+            ("!", "slower than forecast", Tone::Notice)
+        };
+        out.push(Line::styled(format!("{sign} {word}: {} for {} to {}", secs(median), secs(low), secs(high)), theme.tone(tone)));
+        if let (Some(read), Some(steps)) = (number("bytes.disk_read"), number("steps"))
+            && read > 0.0
+        {
+            let text = format!("disk read at {} over the steps", rate(read / (steps * median)));
+            out.push(Line::styled(text, theme.dim()));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn text(reports: &[Value]) -> String {
+        report_lines(reports, 100, Theme::plain())
+            .iter()
+            .map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>() + "\n")
+            .collect()
+    }
+
+    #[test]
+    fn a_report_of_any_shape_is_shown_without_a_panic() {
+        for odd in [json!(null), json!([]), json!({"loss": 3, "steps": -1, "vram": {"live": "x"}, "bytes": {"h2d": 1e300}})] {
+            assert!(text(std::slice::from_ref(&odd)).contains("loss first"));
+            text(&[odd.clone(), odd]);
+        }
+    }
+
+    #[test]
+    fn two_reports_show_their_change() {
+        let a = json!({"run_id": "a", "loss": {"last": 2.0}, "steps": 10});
+        let b = json!({"run_id": "b", "loss": {"last": 1.5}, "steps": 10});
+        let shown = text(&[a, b]);
+        assert!(shown.contains("-25.0 %") && shown.contains("differs") && shown.contains('='), "{shown}");
+    }
+
+    #[test]
+    fn a_measured_step_is_held_against_its_forecast() {
+        let slow = json!({"forecast": {"low": 1.0, "high": 2.0}, "seconds_per_step": {"median": 3.0}});
+        assert!(text(&[slow]).contains("! slower than forecast: 3.00 s for 1.00 s to 2.00 s"));
+    }
+}

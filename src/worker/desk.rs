@@ -1,0 +1,180 @@
+//! The desk: what the screen and the script ask for, answered by the rooms below it.
+
+use super::gauges::GaugeSource;
+use super::handle::RunHandle;
+use super::signals::Signals;
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::RunConfig;
+use crate::device::{self, Machine};
+use crate::engine::{Engine, Job, ModelEntry, RunEntry, Services};
+use crate::error::{Error, Result};
+use crate::event::{Command, Event, EventKind};
+use crate::plan::{self, ModePlan, PlanReport, Verdict};
+use crate::report::{self, Recorder};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Facts about this build and machine for `env.json`.
+pub type EnvSource = Box<dyn Fn(&RunConfig, &Machine) -> serde_json::Value>;
+
+/// What a desk is given; the command line knows all of it.
+pub struct DeskOptions {
+    /// Makes the engine of a run.
+    pub engine: Box<dyn Fn() -> Box<dyn Engine>>,
+    /// Makes the gauges of a run.
+    pub gauges: Box<dyn Fn() -> GaugeSource>,
+    /// Says what goes into `env.json`.
+    pub env: EnvSource,
+    /// Folders that are or hold model folders; the first is shown first.
+    pub places: Vec<PathBuf>,
+    /// Folder of run folders, unless the config names one.
+    pub results: PathBuf,
+    /// Signals that stop a run; [`Signals::none`] where nobody catches any.
+    pub signals: Signals,
+    /// Checkpoint folder that the next run resumes.
+    pub resume: Option<PathBuf>,
+}
+
+/// [`Services`] over the real rooms, with whatever engine it is given.
+pub struct Desk {
+    options: DeskOptions,
+    opened: Option<(String, Checkpoint)>,
+    measured: Option<(Option<PathBuf>, PathBuf, Machine)>,
+    run: Option<RunHandle>,
+}
+
+impl Desk {
+    /// A desk with nothing on it.
+    #[must_use]
+    pub fn new(options: DeskOptions) -> Desk {
+        Desk { options, opened: None, measured: None, run: None }
+    }
+
+    fn results(&self, config: &RunConfig) -> PathBuf {
+        config.results.clone().unwrap_or_else(|| self.options.results.clone())
+    }
+
+    /// Opens the checkpoint, once per path.
+    fn checkpoint(&mut self, config: &RunConfig) -> Result<&Checkpoint> {
+        let path = &config.model.path;
+        if path.is_empty() {
+            return Err(Error::usage("no model chosen").next("pick one on the Models screen or give --model"));
+        }
+        if self.opened.as_ref().is_none_or(|(p, _)| p != path) {
+            let checkpoint = checkpoint::open(&checkpoint::resolve(path)?)?;
+            self.opened = Some((path.clone(), checkpoint));
+        }
+        let (_, checkpoint) = self.opened.as_ref().expect("opened above");
+        Ok(checkpoint)
+    }
+
+    /// Measures the machine, once per profile and model folder (its drive is the one described).
+    fn machine(&mut self, config: &RunConfig, dir: &Path) -> Result<Machine> {
+        if let Some((profile, at, machine)) = &self.measured
+            && *profile == config.machine
+            && at == dir
+        {
+            return Ok(machine.clone());
+        }
+        let machine = device::machine(config, Some(dir))?;
+        self.measured = Some((config.machine.clone(), dir.to_path_buf(), machine.clone()));
+        Ok(machine)
+    }
+
+    fn running(&self) -> bool {
+        self.run.as_ref().is_some_and(RunHandle::running)
+    }
+}
+
+/// The plan of the mode that `config` asks for.
+#[must_use]
+pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
+    if config.train.mode == "full" { &plan.modes.full } else { &plan.modes.lora }
+}
+
+/// Refuses an infeasible plan with every reason and the nearest fix.
+///
+/// # Errors
+/// The verdict of the chosen mode is `INFEASIBLE`.
+pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
+    let mode = chosen(config, plan);
+    if mode.verdict != Verdict::Infeasible {
+        return Ok(());
+    }
+    let error = Error::infeasible(format!("INFEASIBLE ({}): {}", config.train.mode, mode.reasons.join("; ")));
+    Err(match &mode.nearest_fix {
+        Some(fix) => error.next(fix.clone()),
+        None => error,
+    })
+}
+
+impl Services for Desk {
+    fn models(&mut self) -> Vec<ModelEntry> {
+        checkpoint::list(&self.options.places)
+    }
+
+    fn plan(&mut self, config: &RunConfig) -> Result<PlanReport> {
+        let dir = self.checkpoint(config)?.dir.clone();
+        let machine = self.machine(config, &dir)?;
+        plan::plan(self.checkpoint(config)?, &machine, config)
+    }
+
+    fn start(&mut self, config: &RunConfig) -> Result<()> {
+        if self.running() {
+            return Err(Error::run("a run is in progress").next("stop it first"));
+        }
+        let plan = self.plan(config)?;
+        refuse_infeasible(config, &plan)?;
+        let env = (self.options.env)(config, &plan.machine);
+        let (run_id, run_dir) = report::new_run_dir(&self.results(config), &plan.model, &config.train.mode)?;
+        let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
+        let job = Job { config: config.clone(), run_dir, run_id, resume: self.options.resume.take() };
+        let engine = (self.options.engine)();
+        let gauges = (self.options.gauges)();
+        self.run = Some(RunHandle::spawn(engine, job, Box::new(recorder), gauges, self.options.signals.clone())?);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Vec<Event> {
+        let events = self.run.as_ref().map(RunHandle::poll).unwrap_or_default();
+        if events.iter().any(|e| matches!(e.kind, EventKind::Finished(_))) {
+            self.run = None;
+        }
+        events
+    }
+
+    fn command(&mut self, command: Command) {
+        if let Some(run) = &self.run {
+            run.command(command);
+        }
+    }
+
+    fn dropped(&self) -> u64 {
+        self.run.as_ref().map_or(0, RunHandle::dropped)
+    }
+
+    fn runs(&mut self) -> Vec<RunEntry> {
+        report::list(&self.options.results)
+    }
+
+    fn report(&mut self, run_dir: &Path) -> Result<serde_json::Value> {
+        read_report(run_dir)
+    }
+
+    fn export(&mut self, run_dir: &Path, kind: &str) -> Result<PathBuf> {
+        crate::export::export(run_dir, kind)
+    }
+}
+
+/// Reads `report.json` of a run folder, after a length check.
+pub(crate) fn read_report(run_dir: &Path) -> Result<serde_json::Value> {
+    /// A report holds a line per step at most; more than this is not one of ours.
+    const LIMIT: u64 = 256 << 20;
+    let path = run_dir.join("report.json");
+    let length = fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
+    if length > LIMIT {
+        return Err(Error::run(format!("'{}' is too long for a report", path.display())));
+    }
+    let text = fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    serde_json::from_str(&text).map_err(|e| Error::run(format!("'{}' is not a report: {e}", path.display())))
+}

@@ -1,0 +1,80 @@
+//! SIGINT and SIGTERM as counters: the first asks for stop-and-save, the second for stop-now.
+
+use crate::error::{Error, Result};
+use crate::event::{Command, RunStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts of signals received. Clones share them; [`Signals::none`] never counts (the tests' and the screen's own).
+#[derive(Clone, Debug, Default)]
+pub struct Signals(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    int: AtomicUsize,
+    term: AtomicUsize,
+}
+
+impl Signals {
+    /// Nothing is caught.
+    #[must_use]
+    pub fn none() -> Signals {
+        Signals::default()
+    }
+
+    /// Catches SIGINT, SIGTERM and SIGHUP of this process (a closed terminal counts as SIGTERM).
+    ///
+    /// # Errors
+    /// The system refuses the handler.
+    pub fn install() -> Result<Signals> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        let refused = |e: std::io::Error| Error::device(format!("cannot catch signals: {e}"));
+        let mut received = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(refused)?;
+        let signals = Signals::default();
+        let counts = signals.clone();
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                for signal in received.forever() {
+                    if signal == SIGINT { counts.interrupt() } else { counts.terminate() }
+                }
+            })
+            .map_err(refused)?;
+        Ok(signals)
+    }
+
+    /// Counts one SIGINT, as the handler does.
+    pub fn interrupt(&self) {
+        self.0.int.fetch_add(1, Ordering::SeqCst);
+    }
+    /// Counts one SIGTERM, as the handler does.
+    pub fn terminate(&self) {
+        self.0.term.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Signals received so far.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.int.load(Ordering::SeqCst) + self.0.term.load(Ordering::SeqCst)
+    }
+
+    /// What the trainer is asked to do after `count` signals.
+    #[must_use]
+    pub fn command(count: usize) -> Option<Command> {
+        match count {
+            0 => None,
+            1 => Some(Command::StopAndSave),
+            _ => Some(Command::StopNow),
+        }
+    }
+
+    /// The status of a run that a signal stopped, or `status` as it is.
+    #[must_use]
+    pub fn status(&self, status: RunStatus) -> RunStatus {
+        match status {
+            RunStatus::Stopped | RunStatus::Aborted if self.0.term.load(Ordering::SeqCst) > 0 => RunStatus::Terminated,
+            RunStatus::Stopped | RunStatus::Aborted if self.0.int.load(Ordering::SeqCst) > 0 => RunStatus::Interrupted,
+            other => other,
+        }
+    }
+}
