@@ -1,51 +1,160 @@
-//! cli: see src/ARCHITECTURE.md. (A stand-in until the command line is written.)
+//! The command line: parses it, builds what a command needs, and turns its end into an exit code.
+//!
+//! Data goes to stdout, progress and errors to stderr.
 
-use crate::config::RunConfig;
-use crate::error::ExitCode;
+mod args;
+mod desk;
+#[cfg(feature = "torch")]
+mod generate;
+mod print;
+mod train;
+
+use args::{Cli, Command, ConfigArgs, DataCommand};
+use clap::Parser;
+
+use crate::checkpoint;
+use crate::config::load;
+use crate::error::{Error, ExitCode, Result};
+use crate::{data, device, doctor, export, plan, report};
 use std::io::Write;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
 /// Runs the program; the code it exits with.
-#[cfg(feature = "tui")]
 #[must_use]
 pub fn main() -> ExitCode {
-    use crate::ui::UiOptions;
-    use crate::worker::Signals;
-    use crate::worker::fake::{FakeDesk, FakeEngine, Fault};
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let value = |name: &str| args.iter().position(|a| a == name).and_then(|i| args.get(i + 1)).cloned();
-    let results = PathBuf::from(value("--results").unwrap_or_else(|| "results".into()));
-    let mut config = RunConfig::default();
-    config.model.path = value("--model").unwrap_or_default();
-    config.train.max_steps = std::env::var("BSTUI_FAKE_STEPS").ok().and_then(|s| s.parse().ok()).unwrap_or(0);
-    let Some(ms) = std::env::var("BSTUI_FAKE_ENGINE").ok().and_then(|s| s.parse().ok()) else {
-        let _ = writeln!(std::io::stderr(), "only the scripted engine is here yet: set BSTUI_FAKE_ENGINE=1");
-        return ExitCode::Usage;
-    };
-    let fault = match std::env::var("BSTUI_FAKE_FAULT").as_deref() {
-        Ok("noise") => Fault::Noise(1),
-        Ok("panic") => Fault::Panic(2),
-        Ok("error") => Fault::Error(2),
-        Ok("nan") => Fault::Nan(2),
-        _ => Fault::None,
-    };
-    let engine = FakeEngine { visit: Duration::from_millis(ms), fault, ..FakeEngine::default() };
-    let mut options = UiOptions { config, results: results.clone(), ..UiOptions::default() };
-    options.no_color = args.iter().any(|a| a == "--no-color");
-    options.ascii = args.iter().any(|a| a == "--ascii");
-    let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
-    if let Some(file) = value("--script") {
-        let signals = Signals::install().unwrap_or_default();
-        let mut desk = FakeDesk::new(engine, results, signals);
-        return crate::script::run(file.as_ref(), &mut desk, options, &mut out, &mut err);
-    }
-    let mut desk = FakeDesk::new(engine, results, Signals::none());
-    match crate::ui::run(&mut desk, options) {
-        Ok(code) => code,
+    let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {
+        Ok(cli) => cli,
         Err(e) => {
-            let _ = writeln!(err, "{e}");
-            e.exit_code()
+            // Help and version are answers, not mistakes.
+            let code = if e.use_stderr() { ExitCode::Usage } else { ExitCode::Ok };
+            let _ = e.print();
+            return code;
         }
+    };
+    dispatch(cli).unwrap_or_else(|e| {
+        let _ = writeln!(std::io::stderr(), "error: {e}");
+        e.exit_code()
+    })
+}
+
+fn dispatch(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        None => workbench(&cli),
+        Some(Command::Plan { model, config, json }) => show_plan(&config.loaded(Some(&model))?, json),
+        Some(Command::Train(args)) => train::train(&args),
+        Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
+        #[cfg(feature = "torch")]
+        Some(Command::Generate(args)) => generate::generate(&args),
+        #[cfg(not(feature = "torch"))]
+        Some(Command::Generate(_)) => Err(crate::engine::no_engine()),
+        Some(Command::Import { file, to }) => import(&file, &to),
+        Some(Command::Export { run, to, dest }) => {
+            let path = match dest {
+                Some(dest) => export::export_to(&run, &to, &dest)?,
+                None => export::export(&run, &to)?,
+            };
+            print::line(&path.display().to_string())
+        }
+        Some(Command::Verify { run }) => {
+            let verified = report::verify(&run)?;
+            for problem in &verified.problems {
+                print::progress(problem);
+            }
+            print::line(if verified.ok { "every file is as the report recorded it" } else { "files differ from the report" })?;
+            Ok(if verified.ok { ExitCode::Ok } else { ExitCode::Failed })
+        }
+        Some(Command::Compare { runs, json }) => {
+            let comparison = report::compare(&runs)?;
+            if json { print::json(&comparison.json()) } else { print::line(comparison.to_string().trim_end()) }
+        }
+        Some(Command::Doctor { disk, json }) => {
+            let value = doctor::report(disk);
+            if json { print::json(&value) } else { print::line(doctor::text(&value).trim_end()) }
+        }
+        Some(Command::Models { places, json }) => models(&places, json),
+        Some(Command::Replay { run, speed }) => train::replay(&run, speed),
     }
+}
+
+#[cfg(feature = "tui")]
+fn workbench(cli: &Cli) -> Result<ExitCode> {
+    use crate::ui::{self, UiOptions};
+    use crate::worker::Signals;
+
+    let loaded = cli.config.loaded(None)?;
+    let results = loaded.config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
+    let options = UiOptions {
+        config: loaded.config,
+        no_color: cli.no_color,
+        ascii: cli.ascii,
+        results: results.clone(),
+        notes: loaded.notes,
+    };
+    // On a screen Ctrl-C is a key; without one it is a signal.
+    let signals = if cli.script.is_some() { Signals::install()? } else { Signals::none() };
+    let mut services = desk::services(results, &options.config, signals)?;
+    match &cli.script {
+        Some(file) => {
+            let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+            Ok(crate::script::run(file, services.as_mut(), options, &mut out, &mut err))
+        }
+        None => ui::run(services.as_mut(), options),
+    }
+}
+
+#[cfg(not(feature = "tui"))]
+fn workbench(_: &Cli) -> Result<ExitCode> {
+    Err(Error::usage("this build has no screen (feature 'tui' is off)").next("use a subcommand; --help lists them"))
+}
+
+fn show_plan(loaded: &load::Loaded, json: bool) -> Result<ExitCode> {
+    let config = &loaded.config;
+    let opened = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
+    let machine = device::machine(config, Some(&opened.dir))?;
+    let report = plan::plan(&opened, &machine, config)?;
+    loaded.notes.iter().for_each(|n| print::progress(n));
+    if json {
+        print::json(&serde_json::to_value(&report).map_err(|e| Error::run(format!("the plan as JSON: {e}")))?)?;
+    } else {
+        print::line(plan::explain(&report).trim_end())?;
+    }
+    let chosen = if config.train.mode == "full" { &report.modes.full } else { &report.modes.lora };
+    Ok(if chosen.verdict == plan::Verdict::Infeasible { ExitCode::Infeasible } else { ExitCode::Ok })
+}
+
+fn inspect(args: &args::InspectArgs) -> Result<ExitCode> {
+    let mut config = ConfigArgs::default().loaded(Some(&args.model))?.config;
+    config.data.files = vec![args.file.clone()];
+    for pair in &args.set {
+        let (key, value) = pair
+            .split_once('=')
+            .ok_or_else(|| Error::usage(format!("--set '{pair}' has no '='")).next("write --set data.max_length=512"))?;
+        load::set(&mut config, key, value)?;
+    }
+    let opened = checkpoint::open(&checkpoint::resolve(&args.model)?)?;
+    let view = data::inspect(&config, &opened, args.row)?;
+    if args.json { print::json(&view.json()) } else { print::line(view.text().trim_end()) }
+}
+
+fn import(file: &Path, to: &Path) -> Result<ExitCode> {
+    let mut last = String::new();
+    let dir = checkpoint::import_gguf(file, to, &mut |stage| print::stage(&stage, &mut last))?;
+    print::line(&dir.display().to_string())
+}
+
+fn models(places: &[PathBuf], json: bool) -> Result<ExitCode> {
+    let found = checkpoint::list(&desk::places(places));
+    if json {
+        return print::json(&serde_json::json!({ "schema": 1, "models": found }));
+    }
+    if found.is_empty() {
+        print::progress("no checkpoint found here or in the hub cache; give a folder: models DIR");
+    }
+    for m in found {
+        let what = m.problem.unwrap_or_else(|| {
+            format!("{}, {} parameters, {}, {} blocks", m.family, crate::units::count(m.params), m.bytes, m.n_blocks)
+        });
+        print::line(&format!("{}  [{}]  {what}", m.name, m.origin))?;
+    }
+    Ok(ExitCode::Ok)
 }
