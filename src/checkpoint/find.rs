@@ -160,3 +160,7 @@ fn weight_bytes(dir: &Path) -> Bytes {
         .filter_map(|p| Some(std::fs::metadata(p).ok()?.len()));
     Bytes(lengths.fold(0, u64::saturating_add))
 }
+
+#[cfg(test)]
+#[path = "find_tests.rs"]
+mod tests;

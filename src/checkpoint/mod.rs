@@ -20,8 +20,8 @@ mod open;
 mod rope;
 
 pub use types::{
-    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds, TensorInfo,
-    WeightFile,
+    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds,
+    TensorInfo, WeightFile,
 };
 
 use crate::engine::ModelEntry;

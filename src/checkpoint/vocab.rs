@@ -129,3 +129,36 @@ impl<'de> Deserialize<'de> for Highest {
         d.deserialize_any(Ids)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support::fixture::{Tokenizer as Make, put};
+    use serde_json::json;
+
+    #[test]
+    fn the_highest_id_counts_vocabulary_and_added_tokens() {
+        let d = tempfile::tempdir().unwrap();
+        let path = d.path().join("tokenizer.json");
+        let highest = |v: serde_json::Value| {
+            put(&path, v.to_string());
+            highest_id(&path).map_err(|e| e.to_string())
+        };
+        assert_eq!(highest(Make::default().json()), Ok(Some(263)));
+        assert_eq!(
+            highest(json!({ "model": { "vocab": { "a": 0, "b": 7 } } })),
+            Ok(Some(7))
+        );
+        let unigram = json!({ "added_tokens": [], "model": { "type": "Unigram", "vocab": [["a", -1.5], ["b", -2.0]] } });
+        assert_eq!(highest(unigram), Ok(Some(1)));
+        assert_eq!(highest(json!({ "model": { "vocab": {} } })), Ok(None));
+        for bad in [
+            json!({}),
+            json!([]),
+            json!({ "model": { "vocab": { "a": -1 } } }),
+            json!({ "model": { "vocab": 3 } }),
+        ] {
+            assert!(highest(bad.clone()).unwrap_err().contains("not valid"), "{bad}");
+        }
+    }
+}

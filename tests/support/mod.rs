@@ -5,3 +5,4 @@
 
 pub mod fixture;
 pub mod gguf;
+mod raw;

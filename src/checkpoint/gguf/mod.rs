@@ -205,3 +205,7 @@ fn sweep(parent: &Path, prefix: &str) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "import_tests.rs"]
+mod tests;
