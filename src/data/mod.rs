@@ -1,19 +1,36 @@
 //! From rows in files to token ids with a loss mask: formats, chat template, masks, sampler.
 
+pub mod chat;
 pub mod collate;
 pub mod formats;
+pub mod inspect;
+pub mod mask;
 pub mod messages;
+pub mod prepare;
 pub mod reader;
 pub mod sampler;
 pub mod template;
 pub mod tokenizer;
 
+#[cfg(test)]
+mod mask_tests;
+#[cfg(test)]
+mod prepare_tests;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tokenizer_tests;
+
+pub use chat::{Chat, ModelFiles};
 pub use collate::{Batch, micro_batches};
+pub use inspect::{Inspection, inspect};
 pub use sampler::Sampler;
+pub use template::Date;
 
 use crate::checkpoint::Checkpoint;
+use crate::clock;
 use crate::config::RunConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::event::{DataFacts, Stage};
 
 /// One tokenised row.
@@ -23,6 +40,14 @@ pub struct Row {
     pub ids: Vec<u32>,
     /// Whether the token at the same place carries loss (is predicted by the one before it).
     pub trained: Vec<bool>,
+}
+
+impl Row {
+    /// Tokens that carry loss; the first never does.
+    #[must_use]
+    pub fn trained_tokens(&self) -> usize {
+        self.trained.iter().skip(1).filter(|t| **t).count()
+    }
 }
 
 /// Everything a run trains and evaluates on.
@@ -40,9 +65,33 @@ pub struct Dataset {
 
 /// Reads, renders, tokenises and masks the files of `config.data` with the checkpoint's tokenizer and template.
 ///
+/// The chat template sees today's date (UTC), which [`DataFacts::template_date`] keeps: a run that is resumed on
+/// another day passes it to [`prepare_dated`] and gets the same rows.
+///
 /// # Errors
 /// Any fault of files, rows or template that isn't allowed by a flag; names file and line. No usable row.
-pub fn prepare(config: &RunConfig, checkpoint: &Checkpoint, progress: &mut dyn FnMut(Stage)) -> Result<Dataset> {
-    let _ = (config, checkpoint, progress);
-    Err(Error::data("no data"))
+pub fn prepare(
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<Dataset> {
+    prepare::prepare(
+        config,
+        checkpoint.into(),
+        Date::day_of(clock::unix_now()),
+        progress,
+    )
+}
+
+/// [`prepare`] with the template's date given, as [`DataFacts::template_date`] writes it.
+///
+/// # Errors
+/// As [`prepare`]; also a date that isn't one.
+pub fn prepare_dated(
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    date: &str,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<Dataset> {
+    prepare::prepare(config, checkpoint.into(), Date::parse(date)?, progress)
 }

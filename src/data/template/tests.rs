@@ -14,14 +14,32 @@ fn reference() -> Json {
 /// Features whose bytes differ from Jinja2's, and why that is right or harmless here.
 const DIFFERENT: &[(&str, &str)] = &[
     ("fromjson", "transformers has no such filter; here it reads JSON"),
-    ("str_format", "refused with its line: `%` on strings; the `format` filter works"),
-    ("method_wins_over_key", "refused with its line: no bound methods to test"),
-    ("namespace_dict", "refused with its line: namespace() takes a dict or names, not both"),
+    (
+        "str_format",
+        "refused with its line: `%` on strings; the `format` filter works",
+    ),
+    (
+        "method_wins_over_key",
+        "refused with its line: no bound methods to test",
+    ),
+    (
+        "namespace_dict",
+        "refused with its line: namespace() takes a dict or names, not both",
+    ),
     ("macro_varargs", "refused with its line"),
-    ("loop_dictsort", "refused with its line: dictsort takes by= by name"),
+    (
+        "loop_dictsort",
+        "refused with its line: dictsort takes by= by name",
+    ),
     ("loop_over_none", "Python fails, here the loop is empty"),
-    ("filter_text", "refused with its line: wordcount, truncate, urlencode"),
-    ("json_schema_walk", "p['items'] of a dict without that key is Python's method, here it is undefined"),
+    (
+        "filter_text",
+        "refused with its line: wordcount, truncate, urlencode",
+    ),
+    (
+        "json_schema_walk",
+        "p['items'] of a dict without that key is Python's method, here it is undefined",
+    ),
 ];
 
 #[test]
@@ -30,9 +48,9 @@ fn case_da_21_features_print_the_same_bytes_as_transformers() {
     let mut wrong = Vec::new();
     for f in reference["features"].as_array().unwrap() {
         let (name, source) = (f["name"].as_str().unwrap(), f["template"].as_str().unwrap());
-        let got = compile(source).map_err(|e| e.to_string()).and_then(|t| {
-            t.render_with(&f["context"], false).map_err(|e| e.to_string())
-        });
+        let got = compile(source)
+            .map_err(|e| e.to_string())
+            .and_then(|t| t.render_with(&f["context"], false).map_err(|e| e.to_string()));
         let same = match (f.get("output"), &got) {
             (Some(want), Ok(got)) => want.as_str() == Some(got),
             (None, Err(_)) => true,
@@ -40,7 +58,10 @@ fn case_da_21_features_print_the_same_bytes_as_transformers() {
         };
         let known = DIFFERENT.iter().any(|d| d.0 == name);
         if same == known {
-            wrong.push(format!("{name}: {source}\n   want {:?}{:?}\n   got  {got:?}", f["output"], f["error"]));
+            wrong.push(format!(
+                "{name}: {source}\n   want {:?}{:?}\n   got  {got:?}",
+                f["output"], f["error"]
+            ));
         }
     }
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
@@ -50,8 +71,13 @@ fn case_da_21_features_print_the_same_bytes_as_transformers() {
 fn case_da_21_real_templates_print_the_same_bytes_as_transformers() {
     let reference = reference();
     for c in reference["conversations"].as_array().unwrap() {
-        let source = reference["templates"][c["template_ref"].as_str().unwrap()].as_str().unwrap();
-        let got = compile(source).unwrap().render_with(&c["context"], false).unwrap();
+        let source = reference["templates"][c["template_ref"].as_str().unwrap()]
+            .as_str()
+            .unwrap();
+        let got = compile(source)
+            .unwrap()
+            .render_with(&c["context"], false)
+            .unwrap();
         assert_eq!(got, c["output"].as_str().unwrap(), "{}", c["name"]);
     }
 }
