@@ -26,8 +26,15 @@ pub fn describe(path: &Path) -> Drive {
         .map(|m| whole_drives(Path::new("/sys"), &block_dir(Path::new("/sys"), m.dev(), &path)))
         .unwrap_or_default();
     let kind = kind_of(Path::new("/sys"), &devices);
-    let free = rustix::fs::statvfs(&path).ok().map(|s| Bytes(s.f_bavail.saturating_mul(s.f_frsize)));
-    Drive { kind, devices, free, direct: sample_file(&path).map(|f| reads_direct(&f)) }
+    let free = rustix::fs::statvfs(&path)
+        .ok()
+        .map(|s| Bytes(s.f_bavail.saturating_mul(s.f_frsize)));
+    Drive {
+        kind,
+        devices,
+        free,
+        direct: sample_file(&path).map(|f| reads_direct(&f)),
+    }
 }
 
 /// Sustained rates `(read, write)` in bytes per second to assume for a kind of drive until it is measured.
@@ -43,7 +50,10 @@ pub fn assumed_rates(kind: &str) -> (f64, f64) {
 
 fn existing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/")).to_path_buf()
+    path.ancestors()
+        .find(|p| p.exists())
+        .unwrap_or(Path::new("/"))
+        .to_path_buf()
 }
 
 /// The folder in sysfs of the block device with number `dev`; btrfs and overlays have none of their own number,
@@ -56,7 +66,10 @@ fn block_dir(sys: &Path, dev: u64, path: &Path) -> Option<PathBuf> {
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let source = mount_source(&mounts, path)?;
-    sys.join("class/block").join(source.file_name()?).canonicalize().ok()
+    sys.join("class/block")
+        .join(source.file_name()?)
+        .canonicalize()
+        .ok()
 }
 
 /// The `/dev/…` source of the mount that holds `path`, from `/proc/self/mountinfo`.
@@ -67,7 +80,8 @@ fn mount_source(mounts: &str, path: &Path) -> Option<PathBuf> {
             let (left, right) = line.split_once(" - ")?;
             let point = PathBuf::from(left.split(' ').nth(4)?.replace("\\040", " "));
             let source = right.split(' ').nth(1)?;
-            path.starts_with(&point).then(|| (point.components().count(), PathBuf::from(source)))
+            path.starts_with(&point)
+                .then(|| (point.components().count(), PathBuf::from(source)))
         })
         .max_by_key(|(depth, _)| *depth)
         .map(|(_, source)| source)
@@ -82,7 +96,11 @@ fn whole_drives(sys: &Path, dir: &Option<PathBuf>) -> Vec<String> {
     for _ in 0..64 {
         let Some(dir) = queue.pop() else { break };
         let members: Vec<PathBuf> = std::fs::read_dir(dir.join("slaves"))
-            .map(|entries| entries.flatten().filter_map(|e| sys.join("class/block").join(e.file_name()).canonicalize().ok()))
+            .map(|entries| {
+                entries
+                    .flatten()
+                    .filter_map(|e| sys.join("class/block").join(e.file_name()).canonicalize().ok())
+            })
             .map(Iterator::collect)
             .unwrap_or_default();
         if !members.is_empty() {
@@ -106,10 +124,15 @@ fn kind_of(sys: &Path, devices: &[String]) -> &'static str {
             return "nvme";
         }
         // Virtual and loop devices say "rotational" whatever lies below them.
-        if ["vd", "xvd", "loop", "zram", "nbd"].iter().any(|p| name.starts_with(p)) {
+        if ["vd", "xvd", "loop", "zram", "nbd"]
+            .iter()
+            .any(|p| name.starts_with(p))
+        {
             return "unknown";
         }
-        match std::fs::read_to_string(sys.join("class/block").join(name).join("queue/rotational")).as_deref().map(str::trim)
+        match std::fs::read_to_string(sys.join("class/block").join(name).join("queue/rotational"))
+            .as_deref()
+            .map(str::trim)
         {
             Ok("0") => "ssd",
             Ok("1") => "hdd",
@@ -117,7 +140,10 @@ fn kind_of(sys: &Path, devices: &[String]) -> &'static str {
         }
     };
     let kinds: Vec<&str> = devices.iter().map(one).collect();
-    SLOWEST_FIRST.into_iter().find(|k| kinds.contains(k)).unwrap_or("unknown")
+    SLOWEST_FIRST
+        .into_iter()
+        .find(|k| kinds.contains(k))
+        .unwrap_or("unknown")
 }
 
 /// A regular file of at least one page in `path` (or `path` itself) to try a direct read on.
@@ -126,14 +152,22 @@ fn sample_file(path: &Path) -> Option<PathBuf> {
     if usable(path) {
         return Some(path.to_path_buf());
     }
-    let mut files: Vec<PathBuf> = std::fs::read_dir(path).ok()?.take(4096).flatten().map(|e| e.path()).collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(path)
+        .ok()?
+        .take(4096)
+        .flatten()
+        .map(|e| e.path())
+        .collect();
     files.sort_by_key(|p| p.extension().is_none_or(|e| e != "safetensors"));
     files.into_iter().find(|p| usable(p))
 }
 
 /// Opens for reading past the page cache.
 fn open_direct(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
 }
 
 /// Whether one aligned page can be read with O_DIRECT. Some file systems refuse at open, others only at the read.
@@ -141,7 +175,9 @@ fn open_direct(path: &Path) -> std::io::Result<File> {
 pub fn reads_direct(path: &Path) -> bool {
     let mut buffer = vec![0u8; 8192];
     let start = buffer.as_ptr().align_offset(4096);
-    open_direct(path).and_then(|f| f.read_at(&mut buffer[start..start + 4096], 0)).is_ok_and(|n| n > 0)
+    open_direct(path)
+        .and_then(|f| f.read_at(&mut buffer[start..start + 4096], 0))
+        .is_ok_and(|n| n > 0)
 }
 
 /// Reads up to `most` bytes of `path` past the page cache in 4 MiB pieces and returns bytes per second.
@@ -199,14 +235,28 @@ mod tests {
 
     #[test]
     fn a_partition_is_as_fast_as_its_drive() {
-        let sys = fake(&[("nvme0n1", Some("0\n")), ("nvme0n1/nvme0n1p2", None), ("sda", Some("1\n")), ("sda/sda1", None)]);
-        assert_eq!(kind(sys.path(), "nvme0n1p2"), ("nvme", vec!["nvme0n1".to_string()]));
+        let sys = fake(&[
+            ("nvme0n1", Some("0\n")),
+            ("nvme0n1/nvme0n1p2", None),
+            ("sda", Some("1\n")),
+            ("sda/sda1", None),
+        ]);
+        assert_eq!(
+            kind(sys.path(), "nvme0n1p2"),
+            ("nvme", vec!["nvme0n1".to_string()])
+        );
         assert_eq!(kind(sys.path(), "sda1").0, "hdd");
     }
 
     #[test]
     fn a_volume_is_as_slow_as_its_slowest_member() {
-        let sys = fake(&[("nvme0n1", Some("0")), ("sdb", Some("0")), ("sdc", Some("1")), ("dm-0", Some("0")), ("md1", Some("0"))]);
+        let sys = fake(&[
+            ("nvme0n1", Some("0")),
+            ("sdb", Some("0")),
+            ("sdc", Some("1")),
+            ("dm-0", Some("0")),
+            ("md1", Some("0")),
+        ]);
         for (volume, members) in [("dm-0", &["nvme0n1", "sdb"][..]), ("md1", &["dm-0", "sdc"])] {
             for m in members {
                 let slaves = sys.path().join("devices").join(volume).join("slaves");
@@ -228,7 +278,10 @@ mod tests {
     #[test]
     fn a_btrfs_mount_is_found_by_its_source() {
         let mounts = "29 1 0:26 / / rw - overlay overlay rw\n31 1 0:40 /@home /home rw - btrfs /dev/nvme1n1p3 rw,ssd\n";
-        assert_eq!(mount_source(mounts, Path::new("/home/u/models")), Some(PathBuf::from("/dev/nvme1n1p3")));
+        assert_eq!(
+            mount_source(mounts, Path::new("/home/u/models")),
+            Some(PathBuf::from("/dev/nvme1n1p3"))
+        );
         assert_eq!(mount_source(mounts, Path::new("/srv")), None);
     }
 

@@ -1,0 +1,635 @@
+//! The planner through its public face: tables for known shapes and machines, and properties over random ones.
+
+// The fixture names `crate::checkpoint` and `crate::units`: here they are the library's.
+use blockstream_tui::{checkpoint, units};
+#[path = "../src/plan/testing.rs"]
+mod testing;
+
+use blockstream_tui::config::{ByteSize, Resident, RunConfig};
+use blockstream_tui::device::{Machine, profile};
+use blockstream_tui::event::TierName;
+use blockstream_tui::plan::{ModePlan, PlanReport, Verdict, explain, plan};
+use checkpoint::{Checkpoint, Dtype};
+use proptest::prelude::*;
+use std::path::Path;
+use testing::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build, grow_block};
+use units::{Bytes, GIB};
+
+fn machine(profile_name: &str) -> Machine {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("profiles")
+        .join(format!("{profile_name}.toml"));
+    profile::load(&path).unwrap()
+}
+
+fn config(edit: impl FnOnce(&mut RunConfig)) -> RunConfig {
+    let mut c = RunConfig::default();
+    c.model.path = "some/model".into();
+    edit(&mut c);
+    c
+}
+
+fn of(shape: Shape, dtype: Dtype, on: &str, edit: impl FnOnce(&mut RunConfig)) -> PlanReport {
+    plan(&build(shape, dtype), &machine(on), &config(edit)).unwrap()
+}
+
+fn count(m: &ModePlan, tier: TierName) -> usize {
+    m.placement.iter().filter(|p| p.tier == tier).count()
+}
+
+/// What must hold for every plan, feasible or not.
+fn check(c: &Checkpoint, p: &PlanReport) {
+    for (name, m) in [("lora", &p.modes.lora), ("full", &p.modes.full)] {
+        let all: Bytes = c.tensors.iter().map(|t| Bytes(t.bytes)).sum();
+        assert_eq!(
+            m.tiers.vram + m.tiers.ram + m.tiers.disk,
+            all,
+            "{name}: tiers add up to the headers"
+        );
+        assert_eq!(p.bytes, all);
+        assert_eq!(
+            m.placement.iter().map(|b| b.block).collect::<Vec<_>>(),
+            (0..c.blocks.len()).collect::<Vec<_>>()
+        );
+        assert_eq!(m.residency, count(m, TierName::Vram) + m.ring_slots, "{name}");
+        assert!(m.residency <= c.blocks.len().max(1), "{name}: {m:?}");
+        for terms in [&m.vram, &m.host] {
+            assert_eq!(terms.total, terms.terms.values().copied().sum(), "{name}");
+        }
+        assert!(
+            m.seconds_per_step.low <= m.seconds_per_step.high && m.seconds_per_step.low.is_finite(),
+            "{name}"
+        );
+        assert!(!m.reasons.is_empty(), "{name}");
+        let streams = count(m, TierName::Ram) + count(m, TierName::Disk) > 0;
+        assert_eq!(m.ring_slots > 0, streams, "{name}: a ring where blocks stream");
+        if m.verdict != Verdict::Infeasible {
+            assert!(m.vram.total <= m.vram.budget, "{name}: {:?}", m.vram);
+            assert!(m.host.total <= m.host.budget, "{name}: {:?}", m.host);
+        }
+        if m.verdict == Verdict::Ram {
+            assert_eq!(
+                (m.per_step.disk_read, m.per_step.written),
+                (Bytes(0), Bytes(0)),
+                "{name}"
+            );
+        }
+    }
+    let lora = &p.modes.lora;
+    assert_eq!(lora.per_step.written, Bytes(0));
+    assert!(lora.per_step.disk_read <= lora.per_step.h2d);
+    let text = explain(p);
+    assert!(
+        text.lines()
+            .filter(|l| !l.trim_start().starts_with("run "))
+            .all(|l| l.chars().count() <= 80),
+        "{text}"
+    );
+    let back: PlanReport = serde_json::from_str(&serde_json::to_string(p).unwrap()).unwrap();
+    assert_eq!(back.modes.lora.placement, p.modes.lora.placement);
+}
+
+#[test]
+fn case_pl_01_the_plan_counts_the_bytes_of_the_headers() {
+    let c = build(TINY, Dtype::BF16);
+    let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
+    assert_eq!(p.bytes, Bytes(363_648));
+    check(&c, &p);
+}
+
+#[test]
+fn known_models_on_known_machines() {
+    use Verdict::{FullFtDisk, Infeasible, LoraDisk, Ram};
+    for (shape, on, lora, full) in [
+        (SMOL, "cpu-only", Ram, Ram),
+        (SMOL, "rtx3050-laptop-4gb", Ram, Ram),
+        (LLAMA3_8B, "rtx3050-laptop-4gb", LoraDisk, Infeasible),
+        (LLAMA3_8B, "rtx5050-laptop-8gb", LoraDisk, Infeasible),
+        (LLAMA3_8B, "rtx4090-desktop", Ram, FullFtDisk),
+        (LLAMA3_8B, "h200", Ram, Ram),
+        (LLAMA3_8B, "cpu-only", LoraDisk, Infeasible),
+        (QWEN25_32B, "rtx5050-laptop-8gb", LoraDisk, Infeasible),
+        (QWEN25_32B, "rtx4090-desktop", Ram, Infeasible),
+        (QWEN25_32B, "h200", Ram, Infeasible),
+    ] {
+        let c = build(shape, Dtype::BF16);
+        let p = plan(&c, &machine(on), &config(|_| {})).unwrap();
+        assert_eq!(
+            (p.modes.lora.verdict, p.modes.full.verdict),
+            (lora, full),
+            "{} on {on}\n{}",
+            shape.name,
+            explain(&p)
+        );
+        check(&c, &p);
+    }
+}
+
+#[test]
+fn bytes_per_step_follow_the_formula() {
+    let block = 436_224_000u64;
+    let step = |resident: usize, ahead: usize, tier: &str| {
+        let p = of(LLAMA3_8B, Dtype::BF16, "h200", |c| {
+            c.stream.resident_blocks = Resident::AtMost(resident);
+            c.stream.prefetch_ahead = ahead;
+            c.stream.tier = tier.into();
+            c.train.gradient_accumulation_steps = 4;
+        });
+        (
+            p.modes.lora.per_step.h2d.0,
+            p.modes.lora.per_step.disk_read.0,
+            p.modes.lora.verdict,
+        )
+    };
+    // 2(L - V)b over the link, V = residents + slots; once per step for any number of micro-batches.
+    assert_eq!(step(0, 1, "ram"), (2 * 30 * block, 0, Verdict::Ram));
+    assert_eq!(
+        step(0, 2, "disk"),
+        (2 * 29 * block, 2 * 29 * block, Verdict::LoraDisk)
+    );
+    assert_eq!(
+        step(10, 2, "disk"),
+        (2 * 19 * block, 2 * 19 * block, Verdict::LoraDisk)
+    );
+    assert_eq!(step(32, 2, "auto"), (0, 0, Verdict::Ram));
+}
+
+#[test]
+fn three_tiers_read_from_disk_only_what_neither_tier_nor_ring_holds() {
+    let p = of(LLAMA3_8B, Dtype::BF16, "h200", |c| {
+        c.stream.resident_blocks = Resident::AtMost(8);
+        c.stream.host_budget = ByteSize(8_000_000_000);
+    });
+    let m = &p.modes.lora;
+    let (v, r, d) = (
+        count(m, TierName::Vram),
+        count(m, TierName::Ram),
+        count(m, TierName::Disk),
+    );
+    assert_eq!((v, r, d), (8, 15, 9));
+    // 2(L - V - R) with V = 8 residents + 3 slots.
+    assert_eq!(m.per_step.disk_read.0, 2 * (32 - 11 - 15) * 436_224_000);
+    assert_eq!(m.placement[0].tier, TierName::Disk);
+    assert_eq!(m.placement[31].tier, TierName::Disk);
+}
+
+#[test]
+fn half_the_blocks_trained_means_half_the_backward_bytes() {
+    let h2d = |f: f64| {
+        of(LLAMA3_8B, Dtype::BF16, "h200", |c| {
+            c.stream.resident_blocks = Resident::AtMost(0);
+            c.lora.top_fraction = f;
+        })
+        .modes
+        .lora
+        .per_step
+        .h2d
+        .0
+    };
+    // 32 forward, 16 backward less the top turn's three.
+    assert_eq!(h2d(0.5), (32 + 16 - 3) * 436_224_000);
+    assert_eq!(h2d(1.0), 2 * (32 - 3) * 436_224_000);
+}
+
+#[test]
+fn the_demo_in_64_mb_runs_from_disk_on_a_cpu() {
+    let free = of(SMOL, Dtype::F16, "cpu-only", |_| {});
+    assert_eq!(free.modes.lora.verdict, Verdict::Ram);
+    let tight = of(SMOL, Dtype::F16, "cpu-only", |c| {
+        c.stream.host_budget = ByteSize(64_000_000)
+    });
+    let m = &tight.modes.lora;
+    assert_eq!(m.verdict, Verdict::LoraDisk, "{:?}", m.reasons);
+    let weights = |m: &ModePlan| {
+        ["ram_tier", "ring", "slots"]
+            .iter()
+            .filter_map(|t| m.host.terms.get(*t))
+            .copied()
+            .sum()
+    };
+    let (tight_weights, free_weights): (Bytes, Bytes) = (weights(m), weights(&free.modes.lora));
+    assert!(tight_weights <= Bytes(64_000_000));
+    assert!(
+        free_weights.0 - tight_weights.0 >= 130_000_000,
+        "{free_weights} {tight_weights}"
+    );
+    // In f32 a slot is twice the stored block.
+    assert_eq!(tight.parts["ring_slot"], Bytes(2 * 7_080_192));
+    assert!(m.vram.terms.is_empty() && m.host.terms.contains_key("slots"));
+}
+
+#[test]
+fn asking_for_a_tier_gets_it_or_a_reason() {
+    let disk = of(SMOL, Dtype::F16, "cpu-only", |c| c.stream.tier = "disk".into());
+    assert_eq!(disk.modes.lora.verdict, Verdict::LoraDisk);
+    let ram = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |c| {
+        c.stream.tier = "ram".into()
+    });
+    let m = &ram.modes.lora;
+    assert_eq!(m.verdict, Verdict::Infeasible);
+    assert!(m.reasons[0].contains("stream.tier = ram"), "{:?}", m.reasons);
+    assert_eq!(m.nearest_fix.as_deref(), Some("set stream.tier = auto"));
+    let cuda = of(SMOL, Dtype::F16, "cpu-only", |c| c.train.device = "cuda".into());
+    assert!(
+        cuda.modes.lora.reasons[0].contains("no usable GPU"),
+        "{:?}",
+        cuda.modes.lora.reasons
+    );
+    let cpu = of(SMOL, Dtype::F16, "h200", |c| c.train.device = "cpu".into());
+    assert!(cpu.machine.gpu.is_none() && cpu.modes.lora.vram.terms.is_empty());
+}
+
+#[test]
+fn an_infeasible_plan_says_what_would_help() {
+    let p = of(LLAMA3_8B, Dtype::BF16, "rtx3050-laptop-4gb", |c| {
+        c.data.max_length = 8192
+    });
+    let m = &p.modes.lora;
+    assert_eq!(m.verdict, Verdict::Infeasible, "{}", explain(&p));
+    assert!(m.reasons[0].contains("device memory needs"), "{:?}", m.reasons);
+    let fix = m.nearest_fix.clone().unwrap();
+    assert!(fix.starts_with("set "), "{fix}");
+    assert!(m.command.is_empty());
+}
+
+#[test]
+fn case_pl_02_a_cgroup_limit_turns_ram_into_disk_and_is_named() {
+    let mut m = machine("cpu-only");
+    let c = build(LLAMA3_8B, Dtype::BF16);
+    m.ram.total = Bytes(200 * GIB);
+    m.ram.available = Bytes(200 * GIB);
+    m.ram.pinnable = m.ram.available;
+    let lora = |m: &Machine| {
+        plan(&c, m, &config(|c| c.data.max_length = 128))
+            .unwrap()
+            .modes
+            .lora
+    };
+    assert_eq!(lora(&m).verdict, Verdict::Ram);
+    m.ram.available = Bytes(12 * GIB);
+    m.ram.limited_by = "cgroup".into();
+    let limited = lora(&m);
+    assert_eq!(limited.verdict, Verdict::LoraDisk);
+    assert!(
+        limited.reasons.iter().any(|r| r.contains("cgroup")),
+        "{:?}",
+        limited.reasons
+    );
+}
+
+#[test]
+fn case_pl_04_shared_memory_is_one_budget() {
+    let mut m = machine("rtx5050-laptop-8gb");
+    let shape = Shape {
+        layers: 22,
+        ..LLAMA3_8B
+    };
+    let c = build(shape, Dtype::BF16);
+    let total = c.total_bytes();
+    assert!(
+        total > Bytes(10_000_000_000) && total < Bytes(12 * GIB),
+        "{total}"
+    );
+    if let Some(g) = &mut m.gpu {
+        (g.integrated, g.vram_total, g.vram_free) = (true, Bytes(16 * GIB), Bytes(16 * GIB));
+    }
+    (m.ram.total, m.ram.available, m.ram.pinnable) = (Bytes(16 * GIB), Bytes(16 * GIB), Bytes(16 * GIB));
+    let cfg = config(|c| c.data.max_length = 256);
+    let shared = plan(&c, &m, &cfg).unwrap();
+    let lora = &shared.modes.lora;
+    assert!(
+        lora.vram.total + lora.host.total <= Bytes(15 * GIB),
+        "{} + {}",
+        lora.vram.total,
+        lora.host.total
+    );
+    assert!(
+        lora.reasons.iter().any(|r| r.contains("integrated/shared")),
+        "{:?}",
+        lora.reasons
+    );
+    assert!(explain(&shared).contains("integrated/shared"));
+    // The same sizes as two pools: a model of 1.5 times the memory would seem to fit.
+    let big = build(
+        Shape {
+            layers: 40,
+            ..LLAMA3_8B
+        },
+        Dtype::BF16,
+    );
+    let disk = |m: &Machine| plan(&big, m, &cfg).unwrap().modes.lora.verdict;
+    assert_eq!(disk(&m), Verdict::LoraDisk);
+    if let Some(g) = &mut m.gpu {
+        g.integrated = false;
+    }
+    assert_eq!(disk(&m), Verdict::Ram);
+}
+
+#[test]
+fn case_pl_05_pinnable_memory_limits_the_ram_tier_and_is_not_called_vram() {
+    let mut m = machine("rtx5050-laptop-8gb");
+    m.ram.pinnable = Bytes(500_000_000);
+    let p = plan(&build(LLAMA3_8B, Dtype::BF16), &m, &config(|_| {})).unwrap();
+    let lora = &p.modes.lora;
+    assert_eq!(lora.verdict, Verdict::Infeasible);
+    assert!(
+        lora.reasons[0].contains("pinnable host memory") && !lora.reasons[0].contains("VRAM"),
+        "{:?}",
+        lora.reasons
+    );
+    assert_eq!(lora.nearest_fix.as_deref(), Some("set stream.prefetch_ahead = 0"));
+}
+
+#[test]
+fn case_pl_08_a_hand_typed_gpu_plans_without_a_driver() {
+    let text = "name = \"typed\"\ncpu_flops = 1e11\n[gpu]\nname = \"8 GB card\"\nvram_total = \"8 GB\"\nvram_free = \"7 GB\"\n\
+                overhead = 0\nh2d = 12e9\nd2h = 12e9\nflops = 15e12\n[ram]\ntotal = \"16 GB\"\navailable = \"12 GB\"\n\
+                pinnable = \"8 GB\"\n[disk]\nkind = \"nvme\"\nread = 2e9\nwrite = 1e9\nfree = \"100 GB\"\n";
+    let m = profile::parse(text, "typed.toml").unwrap();
+    let p = plan(&build(LLAMA3_8B, Dtype::BF16), &m, &config(|_| {})).unwrap();
+    assert_eq!(p.modes.lora.verdict, Verdict::LoraDisk);
+}
+
+#[test]
+fn case_pl_13_wear_counts_steps_and_names_no_percentage_without_a_rating() {
+    let mut m = machine("rtx4090-desktop");
+    m.disk.tbw = Some(Bytes(600_000_000_000_000));
+    let c = build(LLAMA3_8B, Dtype::BF16);
+    let full =
+        |m: &Machine, edit: &dyn Fn(&mut RunConfig)| plan(&c, m, &config(|c| edit(c))).unwrap().modes.full;
+    let p = full(&m, &|_| {});
+    assert_eq!(
+        (p.wear.written_per_step, p.wear.steps_to_tbw),
+        (Bytes(96_363_134_976), Some(6226))
+    );
+    assert_eq!(p.verdict, Verdict::FullFtDisk);
+    // Micro-batches don't add writes.
+    let four = full(&m, &|c| c.train.gradient_accumulation_steps = 4);
+    assert_eq!(four.wear, p.wear);
+    let strict = full(&m, &|c| c.wear.min_steps = 7000);
+    assert_eq!(strict.verdict, Verdict::Infeasible);
+    assert!(
+        strict.reasons[0].contains("6226 steps") && strict.reasons[0].contains("7000"),
+        "{:?}",
+        strict.reasons
+    );
+    let own = full(&m, &|c| c.wear.tbw = 1200.0);
+    assert_eq!(own.wear.steps_to_tbw, Some(12452));
+    m.disk.tbw = None;
+    let report = plan(&c, &m, &config(|_| {})).unwrap();
+    assert_eq!(report.modes.full.wear.steps_to_tbw, None);
+    let text = explain(&report);
+    assert!(
+        text.contains("96.4 TB per 1000 steps") && !text.contains('%'),
+        "{text}"
+    );
+    assert_eq!(report.modes.lora.wear.written_per_step, Bytes(0));
+}
+
+#[test]
+fn case_pl_16_unequal_blocks_are_named() {
+    let mut c = build(TINY, Dtype::BF16);
+    grow_block(&mut c, 2, 100_000 * 64 * 2);
+    let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
+    check(&c, &p);
+    assert_eq!(
+        p.parts["largest_block"].0 - p.parts["second_largest_block"].0,
+        12_800_000
+    );
+    assert!(
+        p.notes.iter().any(|n| n.contains("model.layers.2.ple.weight")),
+        "{:?}",
+        p.notes
+    );
+    let small = plan(
+        &c,
+        &machine("cpu-only"),
+        &config(|c| c.stream.host_budget = ByteSize(10_000_000)),
+    )
+    .unwrap();
+    assert!(
+        small.modes.lora.reasons[0].contains("model.layers.2.ple.weight"),
+        "{:?}",
+        small.modes.lora.reasons
+    );
+    // A vocabulary that dwarfs the blocks has parts of its own.
+    let wide = build(
+        Shape {
+            vocab: 200_000,
+            ..TINY
+        },
+        Dtype::BF16,
+    );
+    let p = plan(&wide, &machine("cpu-only"), &config(|_| {})).unwrap();
+    assert_eq!(
+        (p.parts["embedding"], p.parts["head"]),
+        (Bytes(25_600_000), Bytes(25_600_000))
+    );
+    check(&wide, &p);
+}
+
+#[test]
+fn case_pl_19_space_for_an_export_is_itemised() {
+    let c = build(LLAMA3_8B, Dtype::BF16);
+    let mut m = machine("rtx4090-desktop");
+    // State fits, one more 16-bit copy doesn't.
+    m.disk.free = Bytes(100_000_000_000);
+    let p = plan(&c, &m, &config(|_| {})).unwrap();
+    assert_eq!(p.modes.full.verdict, Verdict::FullFtDisk);
+    assert!(
+        p.modes
+            .full
+            .reasons
+            .iter()
+            .any(|r| r.contains("in-place export only") && r.contains("16.06 GB"))
+    );
+    m.disk.free = Bytes(10_000_000_000);
+    let p = plan(&c, &m, &config(|_| {})).unwrap();
+    assert!(
+        p.notes.iter().any(|n| n.contains("merged 16-bit export")),
+        "{:?}",
+        p.notes
+    );
+    assert_eq!(p.modes.full.verdict, Verdict::Infeasible);
+}
+
+#[test]
+fn a_checkpoint_that_is_not_here_needs_room_for_its_download() {
+    let mut c = build(LLAMA3_8B, Dtype::BF16);
+    c.not_here = true;
+    let mut m = machine("rtx4090-desktop");
+    let p = plan(&c, &m, &config(|_| {})).unwrap();
+    assert_eq!(p.modes.lora.verdict, Verdict::Ram);
+    assert!(p.notes.iter().any(|n| n.contains("download is 16.06 GB")));
+    m.disk.free = Bytes(10_000_000_000);
+    let p = plan(&c, &m, &config(|_| {})).unwrap();
+    assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
+    assert!(
+        p.modes.lora.reasons[0].contains("download needs 16.06 GB"),
+        "{:?}",
+        p.modes.lora.reasons
+    );
+    assert_eq!(
+        p.modes.lora.nearest_fix.as_deref(),
+        Some("free 6.06 GB on the drive")
+    );
+    c.not_here = false;
+    assert_eq!(
+        plan(&c, &m, &config(|_| {})).unwrap().modes.lora.verdict,
+        Verdict::Ram
+    );
+}
+
+#[test]
+fn types_that_cannot_train_are_named() {
+    let p = of(TINY, Dtype::Other("F8_E4M3".into(), 8), "cpu-only", |_| {});
+    assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
+    assert!(
+        p.modes.lora.reasons[0].contains("F8_E4M3"),
+        "{:?}",
+        p.modes.lora.reasons
+    );
+}
+
+#[test]
+fn other_formats_are_candidates_with_their_own_bytes() {
+    let p = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {});
+    let c = &p.modes.lora.candidates;
+    assert_eq!(
+        c.iter().map(|c| c.format.as_str()).collect::<Vec<_>>(),
+        ["fp8", "nf4"]
+    );
+    assert!(c[1].bytes < c[0].bytes && c[0].bytes < p.bytes);
+    // 6.98 G weights at 0.515869 bytes, and head, embedding and norms as stored.
+    assert!(
+        (c[1].bytes.gb() - (6.9793 * 0.515_869 + 2.1015)).abs() < 0.01,
+        "{}",
+        c[1].bytes
+    );
+    assert!(
+        c.iter()
+            .all(|c| c.note.contains("not trainable in this version yet"))
+    );
+    assert_eq!(c[1].verdict, Verdict::Ram);
+    assert!(c[1].seconds_per_step <= p.modes.lora.seconds_per_step.low);
+}
+
+#[test]
+fn case_ui_13_verdicts_differ_by_word_and_by_sign() {
+    use Verdict::{FullFtDisk, Infeasible, LoraDisk, Ram};
+    let all = [Ram, LoraDisk, FullFtDisk, Infeasible];
+    for (i, a) in all.iter().enumerate() {
+        for b in &all[i + 1..] {
+            assert!(a.word() != b.word() && a.sign() != b.sign());
+        }
+    }
+    let text = explain(&of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {}));
+    assert!(
+        text.contains("lora  ~ LORA_DISK") && text.contains("full  ✗ INFEASIBLE"),
+        "{text}"
+    );
+    assert!(!text.contains('\u{1b}'));
+}
+
+#[test]
+fn a_target_or_fraction_that_cannot_be_is_an_error() {
+    let c = build(TINY, Dtype::BF16);
+    let m = machine("cpu-only");
+    let bad = |edit: &dyn Fn(&mut RunConfig)| plan(&c, &m, &config(|c| edit(c))).unwrap_err().to_string();
+    assert!(bad(&|c| c.lora.targets = vec!["c_attn".into()]).contains("has no 'c_attn'"));
+    assert!(bad(&|c| c.lora.targets = vec![]).contains("lora.targets"));
+    assert!(bad(&|c| c.lora.top_fraction = f64::NAN).contains("lora.top_fraction"));
+    assert!(bad(&|c| c.lora.r = 0).contains("lora.r"));
+    let mut none = c.clone();
+    none.blocks.clear();
+    assert!(
+        plan(&none, &m, &config(|_| {}))
+            .unwrap_err()
+            .to_string()
+            .contains("no decoder blocks")
+    );
+}
+
+/// Random shapes, machines and configs.
+fn world() -> impl Strategy<Value = (Shape, Machine, RunConfig)> {
+    let shape = (1usize..14, 1usize..5, 1usize..5, any::<bool>(), any::<bool>()).prop_map(
+        |(layers, h, i, tied, biases)| Shape {
+            layers,
+            hidden: 64 * h,
+            intermediate: 96 * i,
+            tied,
+            biases,
+            ..TINY
+        },
+    );
+    let memory = (20u64..34, 29u64..35, any::<bool>(), any::<bool>());
+    let stream = (
+        0usize..6,
+        0usize..5,
+        0u64..3,
+        prop_oneof![Just("auto"), Just("ram"), Just("disk")],
+    );
+    let job = (1usize..4, 1usize..5, 1usize..300, 1u32..=10);
+    (shape, memory, stream, job).prop_map(|(shape, memory, stream, job)| {
+        let mut m = machine("rtx5050-laptop-8gb");
+        (m.ram.total, m.ram.available, m.ram.pinnable) =
+            (Bytes(1 << memory.1), Bytes(1 << memory.1), Bytes(1 << memory.0));
+        match &mut m.gpu {
+            Some(g) if memory.2 => {
+                (g.vram_total, g.vram_free, g.overhead) =
+                    (Bytes(1 << memory.0), Bytes(1 << memory.0), Bytes(0));
+                g.integrated = memory.3;
+            }
+            _ => m.gpu = None,
+        }
+        let mut c = RunConfig::default();
+        (c.stream.prefetch_ahead, c.stream.slots) = (stream.0, stream.1);
+        c.stream.host_budget = ByteSize([0, 1 << 20, 4 << 20][stream.2 as usize]);
+        c.stream.tier = stream.3.into();
+        (
+            c.train.per_device_train_batch_size,
+            c.train.gradient_accumulation_steps,
+        ) = (job.0, job.1);
+        c.data.max_length = job.2;
+        c.lora.top_fraction = f64::from(job.3) / 10.0;
+        (shape, m, c)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_plan_is_consistent((shape, m, cfg) in world()) {
+        let c = build(shape, Dtype::BF16);
+        let p = plan(&c, &m, &cfg).unwrap();
+        check(&c, &p);
+        let lora = &p.modes.lora;
+        let blocks = c.blocks.len();
+        prop_assert!(lora.lowest_trainable < blocks);
+        prop_assert_eq!(&p, &plan(&c, &m, &cfg).unwrap(), "pure");
+        if lora.verdict != Verdict::Infeasible {
+            let wished = if cfg.stream.slots == 0 { cfg.stream.prefetch_ahead + 1 } else { cfg.stream.slots };
+            prop_assert!(lora.ring_slots <= wished);
+            if cfg.stream.tier == "ram" { prop_assert_eq!(lora.verdict, Verdict::Ram); }
+            if cfg.stream.host_budget.0 > 0 {
+                let weights: u64 = ["ram_tier", "ring"].iter().filter_map(|t| lora.host.terms.get(*t)).map(|b| b.0).sum();
+                prop_assert!(weights <= cfg.stream.host_budget.0);
+            }
+        }
+    }
+
+    #[test]
+    fn more_memory_never_gives_a_worse_plan((shape, m, cfg) in world()) {
+        let c = build(shape, Dtype::BF16);
+        let mut more = m.clone();
+        for b in [&mut more.ram.total, &mut more.ram.available, &mut more.ram.pinnable] { b.0 *= 2; }
+        if let Some(g) = &mut more.gpu { g.vram_total.0 *= 2; g.vram_free.0 *= 2; }
+        let (a, b) = (plan(&c, &m, &cfg).unwrap().modes.lora, plan(&c, &more, &cfg).unwrap().modes.lora);
+        prop_assert!(b.verdict <= a.verdict, "{:?} -> {:?}", a.verdict, b.verdict);
+        if a.verdict != Verdict::Infeasible {
+            prop_assert!(count(&b, TierName::Vram) >= count(&a, TierName::Vram));
+            prop_assert!(count(&b, TierName::Disk) <= count(&a, TierName::Disk));
+        }
+    }
+}
