@@ -20,8 +20,16 @@ const ENOUGH: usize = 4;
 #[must_use]
 pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> Report {
     let told = Told::from(events);
-    let start = told.sessions.last().map(|s| s.started.clone()).unwrap_or_default();
-    let mode_plan = &plan["modes"][if start.mode.is_empty() { "lora" } else { start.mode.as_str() }];
+    let start = told
+        .sessions
+        .last()
+        .map(|s| s.started.clone())
+        .unwrap_or_default();
+    let mode_plan = &plan["modes"][if start.mode.is_empty() {
+        "lora"
+    } else {
+        start.mode.as_str()
+    }];
     let (measured, warmup_excluded) = told.measured();
     let times = sorted(measured.iter().map(|s| s.seconds).filter(|s| *s >= 0.0));
     let seconds_per_step = StepTimes {
@@ -31,10 +39,17 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         max: times.last().copied(),
         n: times.len(),
         warmup_excluded,
-        list: told.effective().map(|s| (s.step, finite(s.seconds).filter(|x| *x >= 0.0))).collect(),
+        list: told
+            .effective()
+            .map(|s| (s.step, finite(s.seconds).filter(|x| *x >= 0.0)))
+            .collect(),
     };
     let (status, reason) = told.ending();
-    let losses: Vec<(u64, Option<f64>)> = told.steps.iter().map(|(n, (_, s))| (*n, finite(s.loss))).collect();
+    let losses: Vec<(u64, Option<f64>)> = told
+        .steps
+        .iter()
+        .map(|(n, (_, s))| (*n, finite(s.loss)))
+        .collect();
     Report {
         schema: REPORT_SCHEMA,
         tool: text(&env["tool"]).unwrap_or_else(|| "unknown".into()),
@@ -48,9 +63,17 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         model: model(&start, plan, env),
         machine: machine(&start, plan, env),
         setup: setup(&start, config),
-        data: DataReport { facts: start.data.clone(), over_long: text(&config["data"]["over_long"]) },
+        data: DataReport {
+            facts: start.data.clone(),
+            over_long: text(&config["data"]["over_long"]),
+        },
         steps: told.last_step(),
-        skipped_steps: told.steps.iter().filter(|(_, (_, s))| s.skipped).map(|(n, _)| *n).collect(),
+        skipped_steps: told
+            .steps
+            .iter()
+            .filter(|(_, (_, s))| s.skipped)
+            .map(|(n, _)| *n)
+            .collect(),
         tokens: total(told.effective().map(|s| s.tokens)),
         trained_tokens: total(told.effective().map(|s| s.trained_tokens)),
         loss: LossReport {
@@ -59,7 +82,10 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             list: losses,
         },
         eval: told.eval(),
-        residency: Residency { planned: start.residency_planned, peak: told.residency_peak() },
+        residency: Residency {
+            planned: start.residency_planned,
+            peak: told.residency_peak(),
+        },
         bytes: BytesReport {
             total: moved(&told.all_steps, total),
             per_step: moved(&measured, median_u64),
@@ -82,8 +108,18 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             power_w: spread(told.gauges.iter().filter_map(|g| g.power_w)),
             gpu_temp_c: spread(told.gauges.iter().filter_map(|g| g.gpu_temp_c).map(f64::from)),
         },
-        sessions: told.sessions.iter().enumerate().map(|(i, s)| s.facts(session_env(env, i))).collect(),
-        telemetry_dropped: total(told.sessions.iter().filter_map(|s| s.finished.as_ref()).map(|f| f.telemetry_dropped)),
+        sessions: told
+            .sessions
+            .iter()
+            .enumerate()
+            .map(|(i, s)| s.facts(session_env(env, i)))
+            .collect(),
+        telemetry_dropped: total(
+            told.sessions
+                .iter()
+                .filter_map(|s| s.finished.as_ref())
+                .map(|f| f.telemetry_dropped),
+        ),
         notices: told.notices,
         config: settings(config),
         files: BTreeMap::new(),
@@ -163,7 +199,10 @@ impl Told {
             EventKind::Eval(e) => self.evals.push((e.step, e.loss)),
             EventKind::Gauges(g) => self.gauges.push(g.clone()),
             EventKind::Notice(n) if n.level >= Level::Warn && self.notices.len() < MAX_NOTICES => {
-                self.notices.push(NoticeLine { level: n.level, text: n.text.clone() });
+                self.notices.push(NoticeLine {
+                    level: n.level,
+                    text: n.text.clone(),
+                });
             }
             EventKind::Finished(f) => {
                 if let Some(session) = self.sessions.last_mut() {
@@ -225,16 +264,24 @@ impl Told {
 
     fn residency_peak(&self) -> usize {
         let steps = self.all_steps.iter().map(|s| s.residency_peak);
-        steps.chain(self.finished().map(|f| f.residency_peak)).max().unwrap_or(0)
+        steps
+            .chain(self.finished().map(|f| f.residency_peak))
+            .max()
+            .unwrap_or(0)
     }
 
     fn stats(&self) -> StatsReport {
-        let sum = |of: fn(&StepRecord) -> f64| self.all_steps.iter().map(of).filter(|x| *x >= 0.0).sum::<f64>();
+        let sum =
+            |of: fn(&StepRecord) -> f64| self.all_steps.iter().map(of).filter(|x| *x >= 0.0).sum::<f64>();
         // A session that was killed has no closing figures: then the steps' own are all there is.
         let closed = !self.sessions.is_empty() && self.sessions.iter().all(|s| s.finished.is_some());
         let whole = |of: fn(&RunFinished) -> f64| self.finished().map(of).filter(|x| *x >= 0.0).sum::<f64>();
         let (h2d_s, stall_s, evict_wait_s) = if closed {
-            (whole(|f| f.stats.h2d_s), whole(|f| f.stats.stall_s), whole(|f| f.stats.evict_wait_s))
+            (
+                whole(|f| f.stats.h2d_s),
+                whole(|f| f.stats.stall_s),
+                whole(|f| f.stats.evict_wait_s),
+            )
         } else {
             (sum(|s| s.h2d_s), sum(|s| s.stall_s), sum(|s| s.evict_wait_s))
         };
@@ -275,7 +322,10 @@ fn planned_per_step(per_step: &Value) -> Option<Moved> {
 }
 
 fn speed(measured: &[StepRecord], warmup_excluded: usize) -> Speed {
-    let timed: Vec<&StepRecord> = measured.iter().filter(|s| s.seconds.is_finite() && s.seconds > 0.0).collect();
+    let timed: Vec<&StepRecord> = measured
+        .iter()
+        .filter(|s| s.seconds.is_finite() && s.seconds > 0.0)
+        .collect();
     let seconds: f64 = timed.iter().map(|s| s.seconds).sum();
     let tokens = total(timed.iter().map(|s| s.tokens));
     Speed {
@@ -328,11 +378,16 @@ fn tiers(start: &RunStarted, mode_plan: &Value) -> Tiers {
         disk: planned("disk"),
         placement: start.tiers.clone(),
     };
-    let Some(places) = mode_plan["placement"].as_array().filter(|p| p.len() == start.tiers.len()) else {
+    let Some(places) = mode_plan["placement"]
+        .as_array()
+        .filter(|p| p.len() == start.tiers.len())
+    else {
         return out;
     };
     for (place, now) in places.iter().zip(&start.tiers) {
-        let (Some(bytes), Some(was)) = (place["bytes"].as_u64(), tier(&place["tier"])) else { continue };
+        let (Some(bytes), Some(was)) = (place["bytes"].as_u64(), tier(&place["tier"])) else {
+            continue;
+        };
         if was != *now {
             let from = out.of(was);
             *from = from.saturating_sub(bytes);
@@ -374,8 +429,12 @@ fn model(start: &RunStarted, plan: &Value, env: &Value) -> ModelFacts {
 
 fn machine(start: &RunStarted, plan: &Value, env: &Value) -> MachineFacts {
     // A plan made for a profile describes another machine than the one the run was on.
-    let planned_here = plan["machine"]["source"].as_str().is_some_and(|s| s.starts_with("measured"));
-    let gpu = [&env["gpu"], &plan["machine"]["gpu"]].into_iter().take(if planned_here { 2 } else { 1 });
+    let planned_here = plan["machine"]["source"]
+        .as_str()
+        .is_some_and(|s| s.starts_with("measured"));
+    let gpu = [&env["gpu"], &plan["machine"]["gpu"]]
+        .into_iter()
+        .take(if planned_here { 2 } else { 1 });
     let gpu = gpu.filter(|g| g.is_object()).map(|g| GpuFacts {
         name: text(&g["name"]).unwrap_or_default(),
         uuid: text(&g["uuid"]),
@@ -396,7 +455,12 @@ fn setup(start: &RunStarted, config: &Value) -> Setup {
     let lora = start.mode != "full";
     Setup {
         dtype: start.compute_dtype.clone(),
-        storage: if lora { "base as stored; adapter and moments f32" } else { "weights and moments f32" }.into(),
+        storage: if lora {
+            "base as stored; adapter and moments f32"
+        } else {
+            "weights and moments f32"
+        }
+        .into(),
         seq: config["data"]["max_length"].as_u64(),
         batch: config["train"]["per_device_train_batch_size"].as_u64(),
         micro_batches: start.micro_batches,
@@ -411,10 +475,15 @@ fn setup(start: &RunStarted, config: &Value) -> Setup {
 fn settings(config: &Value) -> Value {
     let mut out = Map::new();
     for section in ["data", "lora", "train", "stream", "wear"] {
-        let Some(map) = config[section].as_object() else { continue };
+        let Some(map) = config[section].as_object() else {
+            continue;
+        };
         let paths = ["files", "eval_files", "template", "init_from"];
         let kept = map.iter().filter(|(k, _)| !paths.contains(&k.as_str()));
-        out.insert(section.into(), Value::Object(kept.map(|(k, v)| (k.clone(), v.clone())).collect()));
+        out.insert(
+            section.into(),
+            Value::Object(kept.map(|(k, v)| (k.clone(), v.clone())).collect()),
+        );
     }
     Value::Object(out)
 }
@@ -436,8 +505,21 @@ fn text(value: &Value) -> Option<String> {
 #[must_use]
 pub fn comparable(report: &Value) -> Value {
     let kept = [
-        "schema", "tool", "verdict", "mode", "status", "steps", "skipped_steps", "tokens", "trained_tokens", "loss",
-        "eval", "model", "setup", "data", "config",
+        "schema",
+        "tool",
+        "verdict",
+        "mode",
+        "status",
+        "steps",
+        "skipped_steps",
+        "tokens",
+        "trained_tokens",
+        "loss",
+        "eval",
+        "model",
+        "setup",
+        "data",
+        "config",
     ];
     let mut out = Map::new();
     for key in kept {
@@ -446,7 +528,10 @@ pub fn comparable(report: &Value) -> Value {
     if let Some(data) = out.get_mut("data").and_then(Value::as_object_mut) {
         data.remove("template_date");
     }
-    out.insert("residency".into(), json!({ "planned": report["residency"]["planned"] }));
+    out.insert(
+        "residency".into(),
+        json!({ "planned": report["residency"]["planned"] }),
+    );
     out.insert("tiers".into(), report["tiers"].clone());
     let moved = ["disk_read", "h2d", "d2h"].map(|k| (k.to_string(), report["bytes"][k].clone()));
     out.insert("bytes".into(), Value::Object(moved.into_iter().collect()));
