@@ -40,7 +40,7 @@ pub fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         None => workbench(&cli),
-        Some(Command::Plan { model, config, json }) => show_plan(&config.loaded(Some(&model))?, json),
+        Some(Command::Plan { checkpoint, config, json }) => show_plan(&config.loaded(Some(&checkpoint))?, json),
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
         #[cfg(feature = "torch")]
@@ -65,11 +65,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         }
         Some(Command::Compare { runs, json }) => {
             let comparison = report::compare(&runs)?;
-            if json { print::json(&comparison.json()) } else { print::line(comparison.to_string().trim_end()) }
+            if json { print::json(&comparison.json) } else { print::line(comparison.text.trim_end()) }
         }
         Some(Command::Doctor { disk, json }) => {
             let value = doctor::report(disk);
-            if json { print::json(&value) } else { print::line(doctor::text(&value).trim_end()) }
+            if json { print::json(&value) } else { print::line(doctor::render(&value).trim_end()) }
         }
         Some(Command::Models { places, json }) => models(&places, json),
         Some(Command::Replay { run, speed }) => train::replay(&run, speed),
@@ -132,8 +132,9 @@ fn inspect(args: &args::InspectArgs) -> Result<ExitCode> {
         load::set(&mut config, key, value)?;
     }
     let opened = checkpoint::open(&checkpoint::resolve(&args.model)?)?;
-    let view = data::inspect(&config, &opened, args.row)?;
-    if args.json { print::json(&view.json()) } else { print::line(view.text().trim_end()) }
+    let today = data::Date::day_of(crate::clock::unix_now());
+    let view = data::inspect(&args.file, args.row, &config, (&opened).into(), today)?;
+    if args.json { print::json(&view.to_json()) } else { print::line(view.to_text().trim_end()) }
 }
 
 fn import(file: &Path, to: &Path) -> Result<ExitCode> {

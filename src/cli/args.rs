@@ -74,7 +74,8 @@ pub enum Command {
     /// Say whether it fits, how, how fast and at what cost, before anything is written.
     Plan {
         /// Model folder or hub id.
-        model: String,
+        #[arg(value_name = "MODEL")]
+        checkpoint: String,
         /// The rest of the config.
         #[command(flatten)]
         config: ConfigArgs,
@@ -181,9 +182,9 @@ pub struct InspectArgs {
     /// Model whose tokenizer and template apply.
     #[arg(long)]
     pub model: String,
-    /// Row, counted from 0.
-    #[arg(long, default_value_t = 0)]
-    pub row: usize,
+    /// Row, counted from 1.
+    #[arg(long, default_value_t = 1)]
+    pub row: u64,
     /// As JSON.
     #[arg(long)]
     pub json: bool,
@@ -230,12 +231,20 @@ pub struct GenerateArgs {
     pub device: String,
 }
 
+/// Flags of our own that an alias of a config key must not swallow.
+const OWN_FLAGS: [&str; 5] = ["model", "profile", "config", "results", "set"];
+
 /// Turns `--learning-rate 1e-4` into `--set learning_rate=1e-4` for every key of the config.
 ///
 /// The flags are the kebab-case of the keys, so there is one list of keys and it is the config's.
 pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let takes_config = args.get(1).is_none_or(|a| a == "train" || a == "plan" || a.to_string_lossy().starts_with('-'));
+    if !takes_config {
+        return args;
+    }
+    let mut args = args.drain(..);
     let mut out = Vec::new();
-    let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         let text = arg.to_string_lossy();
         let (name, inline) = match text.split_once('=') {
@@ -243,7 +252,7 @@ pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
             None => (text.to_string(), None),
         };
         let key = name.strip_prefix("--").map(|n| n.replace('-', "_"));
-        match key.filter(|k| k.contains('_') || load::is_key(k)).filter(|k| load::is_key(k)) {
+        match key.filter(|k| !OWN_FLAGS.contains(&k.as_str()) && load::is_key(k)) {
             Some(key) => {
                 let value = inline.or_else(|| args.next().map(|v| v.to_string_lossy().into_owned())).unwrap_or_default();
                 out.push("--set".into());

@@ -4,7 +4,8 @@ use super::args::GenerateArgs;
 use super::print;
 use crate::checkpoint::{self, adapter};
 use crate::config::{LoraSection, RunConfig};
-use crate::data::tokenizer::Tokenizer;
+use crate::clock;
+use crate::data::{Chat, Date};
 use crate::device::{self, shim};
 use crate::error::{Error, ExitCode, Result};
 use crate::infer::{Choice, Generator};
@@ -31,8 +32,14 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         (_, Ok(())) => Device::Cuda(0),
         (_, Err(why)) => return Err(Error::device(format!("no GPU: {why}")).next("use --device cpu")),
     };
-    let tokenizer = Tokenizer::open(&opened)?;
-    let prompt = if args.raw { tokenizer.encode_text(&args.prompt)? } else { tokenizer.encode_chat(&args.prompt)? };
+    let chat = Chat::open((&opened).into(), None, Date::day_of(clock::unix_now()))?;
+    let tokenizer = chat.tokenizer();
+    let has_template = chat.template_origin().is_some();
+    let prompt = if args.raw || !has_template {
+        chat.text_prompt(&args.prompt)?
+    } else {
+        chat.prompt(&[("user", &args.prompt)])?
+    };
 
     let mut config = RunConfig::default();
     config.model.path = args.model.clone();
@@ -66,10 +73,10 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let mut so_far = Vec::new();
     let mut shown = 0;
     let mut out = std::io::stdout();
-    generator.generate(&prompt, args.max_new_tokens, &tokenizer.stop_ids(&opened), choice, &mut |id| {
+    generator.generate(&prompt, args.max_new_tokens, tokenizer.stops(), choice, &mut |id| {
         so_far.push(id);
         // Decoding all so far keeps characters that span tokens whole.
-        let text = tokenizer.decode(&so_far)?;
+        let text = tokenizer.decode(&so_far, true)?;
         if !text.ends_with('\u{FFFD}') {
             let _ = write!(out, "{}", &text[shown.min(text.len())..]);
             let _ = out.flush();

@@ -63,6 +63,13 @@ pub fn load(file: Option<&Path>, env: &[(String, String)], sets: &[String]) -> R
     layers.finish(RunConfig::default())
 }
 
+/// Whether `name` is a key of the config: bare (`learning_rate`), dotted, or an alias of one.
+#[must_use]
+pub fn is_key(name: &str) -> bool {
+    let (section, bare) = name.split_once('.').unwrap_or(("", name));
+    matches!(keys::lookup(section, bare), keys::Found::Key(_) | keys::Found::Alias(_))
+}
+
 /// Sets one key of `config` from text, as `--set key=value` and the script's `set key value` do.
 ///
 /// Returns a line to show when the key was written by another name or the value deserves a warning.

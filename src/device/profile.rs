@@ -16,6 +16,13 @@ const BYTE_KEYS: [(&str, &[&str]); 3] = [
 /// A profile is a page of text.
 const LARGEST_FILE: u64 = 1 << 20;
 
+/// Whether a TOML file describes a machine (it has a `[ram]` section) and not a run.
+#[must_use]
+pub fn is_machine(path: &Path) -> bool {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    toml::from_str::<Table>(&text).is_ok_and(|t| t.contains_key("ram"))
+}
+
 /// Reads a profile file.
 ///
 /// # Errors

@@ -126,9 +126,13 @@ impl Services for Desk {
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         let env = (self.options.env)(config, &plan.machine);
-        let (run_id, run_dir) = report::new_run_dir(&self.results(config), &plan.model, &config.train.mode)?;
+        let resume = self.options.resume.take();
+        let (run_id, run_dir) = match resume.as_deref().and_then(Path::parent) {
+            Some(dir) => resumed_run(dir)?,
+            None => report::new_run_dir(&self.results(config), &plan.model, &config.train.mode)?,
+        };
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
-        let job = Job { config: config.clone(), run_dir, run_id, resume: self.options.resume.take() };
+        let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
         let engine = (self.options.engine)();
         let gauges = (self.options.gauges)();
         self.run = Some(RunHandle::spawn(engine, job, Box::new(recorder), gauges, self.options.signals.clone())?);
@@ -164,6 +168,13 @@ impl Services for Desk {
     fn export(&mut self, run_dir: &Path, kind: &str) -> Result<PathBuf> {
         crate::export::export(run_dir, kind)
     }
+}
+
+/// Name and folder of the run that is being resumed.
+fn resumed_run(dir: &Path) -> Result<(String, PathBuf)> {
+    let dir = dir.canonicalize().map_err(|e| Error::io("open", dir, e))?;
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok((name, dir))
 }
 
 /// Reads `report.json` of a run folder, after a length check.
