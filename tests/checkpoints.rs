@@ -14,7 +14,7 @@ use support::fixture::{Model, Tensor, put};
 use tempfile::TempDir;
 
 fn dir() -> TempDir {
-    tempfile::tempdir().unwrap()
+    tempfile::tempdir().expect("a temporary folder")
 }
 
 fn open(dir: &Path) -> Checkpoint {

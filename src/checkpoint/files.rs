@@ -165,10 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_is_refused_without_waiting_for_a_writer() {
+    fn a_fifo_or_folder_is_refused_without_waiting_for_a_writer() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
         let dir = tempfile::tempdir().unwrap();
-        let e = open_regular(dir.path()).unwrap_err();
-        assert!(e.to_string().contains("not a regular file"), "{e}");
+        let fifo = dir.path().join("model.safetensors");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [fifo.as_path(), dir.path()] {
+            let e = open_regular(path).unwrap_err();
+            assert!(e.to_string().contains("not a regular file"), "{e}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod write;
 mod find;
 mod open;
 mod rope;
+mod sniff;
 
 pub use types::{
     Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds,

@@ -163,13 +163,16 @@ fn case_ck_08_lfs_pointers_are_told_apart() {
     }
 }
 
+/// First bytes and length of a file, and what must be said about it.
+type Broken = ((Vec<u8>, u64), Vec<String>);
+
 #[test]
 fn case_ck_09_every_kind_of_broken_file_has_its_own_message() {
     let good = safetensors(&Model::tiny().tensors(), &Raw::default());
     let sized = |n: u64, len: u64| (n.to_le_bytes().to_vec(), len);
     let whole = |b: &[u8]| (b.to_vec(), b.len() as u64);
     let short = good.len() as u64 - 10;
-    let kinds: Vec<((Vec<u8>, u64), Vec<String>)> = vec![
+    let kinds: Vec<Broken> = vec![
         (whole(b""), vec!["is empty: 0 bytes found".into()]),
         (
             whole(b"1234567"),

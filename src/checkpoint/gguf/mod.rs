@@ -5,6 +5,7 @@
 
 pub mod reader;
 
+mod cursor;
 mod dequant;
 mod names;
 mod tokenizer;
