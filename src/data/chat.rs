@@ -270,7 +270,7 @@ impl Chat {
     /// text, and a token that covers at least one trained byte is trained. One that straddles the border is.
     fn joined(&self, text: String, from: usize) -> Result<Tokens, Refused> {
         let end = text.len();
-        let mut out = self.assemble(text, &[from..end], &[])?;
+        let mut out = self.assemble(text, std::slice::from_ref(&(from..end)), &[])?;
         let closing = self.tokenizer.closing(out.row.ids.last().copied());
         out.eos = match (closing.is_empty(), self.tokenizer.eos()) {
             (false, _) => "appended",

@@ -2,8 +2,9 @@
 
 use super::chat::{Chat, ModelFiles, Refused};
 use super::formats::{Format, fields};
-use super::prepare::{OverLong, Settings, file_name};
+use super::prepare::{OverLong, Settings};
 use super::reader;
+use super::tally::file_name;
 use super::template::{Date, clean};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};

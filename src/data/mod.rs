@@ -9,6 +9,7 @@ pub mod messages;
 pub mod prepare;
 pub mod reader;
 pub mod sampler;
+mod tally;
 pub mod template;
 pub mod tokenizer;
 

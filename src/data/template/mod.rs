@@ -18,8 +18,8 @@ use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 use serde_json::Value as Json;
 use std::ops::Range;
 
-/// Instructions one rendering may take: a thousand turns need about a million.
-const FUEL: u64 = 50_000_000;
+/// Instructions one rendering may take: a thousand turns need some 200,000.
+const FUEL: u64 = 10_000_000;
 /// Nested calls of macros and includes.
 const RECURSION: usize = 100;
 /// Largest template taken, in bytes; the longest in use have some 20 kB.
@@ -275,7 +275,7 @@ fn environment(date: Date) -> Result<Environment<'static>, minijinja::Error> {
         match state.lookup(check::MARK) {
             Some(marks) => {
                 let mut marks = marks.as_str().unwrap_or_default().chars();
-                marks.next().map(String::from).unwrap_or_default() + body + &marks.as_str()
+                marks.next().map(String::from).unwrap_or_default() + body + marks.as_str()
             }
             None => body.to_string(),
         }
