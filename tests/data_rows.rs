@@ -1,5 +1,10 @@
 //! The path of a row through the public interface: from a file to the micro-batches of a step.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a fixture that can't be written fails its test"
+)]
+
 use blockstream_tui::checkpoint::{Activation, Arch, Checkpoint, Family, Rope, RopeScaling, SpecialIds};
 use blockstream_tui::config::RunConfig;
 use blockstream_tui::data::{self, Row, Sampler, collate::IGNORE};

@@ -407,24 +407,18 @@ fn without_system(turns: &mut Vec<Turn>, fallback: SystemFallback) -> Result<usi
 
 /// Arguments of tool calls as JSON text, for templates that print them as they are.
 fn write_arguments(message: &mut Json) {
+    let write = |holder: &mut Json| {
+        if let Some(arguments) = holder.get_mut("arguments").filter(|a| !a.is_string()) {
+            *arguments = dumps(arguments).into();
+        }
+    };
     for call in message
         .get_mut("tool_calls")
         .and_then(Json::as_array_mut)
         .into_iter()
         .flatten()
     {
-        for holder in [call.get("function").is_some(), false] {
-            let place = if holder {
-                call.get_mut("function")
-            } else {
-                Some(&mut *call)
-            };
-            if let Some(arguments) = place
-                .and_then(|p| p.get_mut("arguments"))
-                .filter(|a| !a.is_string())
-            {
-                *arguments = dumps(arguments).into();
-            }
-        }
+        write(call);
+        call.get_mut("function").into_iter().for_each(write);
     }
 }

@@ -213,7 +213,7 @@ impl View<'_> {
         let open = self.render(&self.messages[..i], true).ok();
         let closed = self.render(&self.messages[..i], false).ok();
         // A generation prompt that isn't there, or that the real text doesn't begin with, says nothing.
-        let prompt = open.filter(|p| closed.as_ref().is_none_or(|c| c != p) && full.starts_with(p.as_str()));
+        let prompt = open.filter(|p| closed.as_ref().is_some_and(|c| c != p) && full.starts_with(p.as_str()));
         self.by_probe(full, i, prompt.as_deref())
             .or_else(|| self.by_prefix(full, i, &prompt?))
     }

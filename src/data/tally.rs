@@ -2,7 +2,7 @@
 
 use super::chat::{Chat, SystemFallback, Tokens};
 use super::formats::Format;
-use super::prepare::{OverLong, Settings};
+use super::pipeline::{OverLong, Settings};
 use super::reader;
 use super::template::clean;
 use super::{Dataset, Row};
@@ -19,6 +19,11 @@ const OTHER: &str = "other reasons";
 pub(super) fn file_name(path: &Path) -> String {
     path.file_name()
         .map_or_else(|| "?".into(), |n| clean(&n.to_string_lossy()))
+}
+
+/// `1 row`, `2 rows`.
+pub(super) fn rows(n: u64) -> String {
+    format!("{n} row{}", if n == 1 { "" } else { "s" })
 }
 
 /// A count with the place it was first met at.
@@ -70,9 +75,9 @@ impl Tally {
 
     pub(super) fn file(&mut self, name: &str, format: Option<Format>, summary: &reader::Summary) {
         let mut line = format!(
-            "{name}: {}, {} rows",
+            "{name}: {}, {}",
             format.map_or("no rows", Format::name),
-            summary.rows
+            rows(summary.rows)
         );
         if summary.bom {
             line += ", starts with a byte order mark";
@@ -219,7 +224,7 @@ impl Tally {
             join(&self.eos)
         ));
         for (why, c) in &self.dropped {
-            notes.push(format!("left out {} rows: {why} (first at {})", c.n, c.first));
+            notes.push(format!("left out {}: {why} (first at {})", rows(c.n), c.first));
         }
         let mut note = |c: &Count, text: String| {
             if c.n > 0 {
@@ -235,8 +240,9 @@ impl Tally {
         note(
             &self.cut,
             format!(
-                "{how}: cut {} rows to {} tokens, {lost} tokens lost",
-                self.cut.n, settings.max_length
+                "{how}: cut {} to {} tokens, {lost} tokens lost",
+                rows(self.cut.n),
+                settings.max_length
             ),
         );
         let done = if settings.system == SystemFallback::Fold {
@@ -249,10 +255,10 @@ impl Tally {
             &self.system_turns,
             format!("the chat template takes no system turn: {n} {done}"),
         );
-        let (n, rows) = (self.vanished.n, self.vanished_rows);
+        let (n, places) = (self.vanished.n, rows(self.vanished_rows));
         note(
             &self.vanished,
-            format!("the chat template leaves out {n} characters of assistant text in {rows} rows"),
+            format!("the chat template leaves out {n} characters of assistant text in {places}"),
         );
         note(
             &self.inserted,

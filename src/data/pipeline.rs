@@ -5,7 +5,7 @@ use super::formats::{Format, fields};
 use super::mask::TrainOn;
 use super::reader;
 use super::sampler::holdout;
-use super::tally::{Tally, file_name};
+use super::tally::{Tally, file_name, rows};
 use super::template::{Date, clean};
 use super::{Dataset, Row};
 use crate::config::{DataSection, RunConfig};
@@ -165,7 +165,8 @@ fn split(data: &DataSection, seed: u64, out: &mut Dataset) {
         .count();
     if twins > 0 {
         out.notes.push(format!(
-            "{twins} held-out rows are the same, token for token, as a training row"
+            "{} held out though a training row is the same, token for token",
+            rows(twins as u64)
         ));
     }
 }
