@@ -270,7 +270,7 @@ impl Chat {
     /// text, and a token that covers at least one trained byte is trained. One that straddles the border is.
     fn joined(&self, text: String, from: usize) -> Result<Tokens, Refused> {
         let end = text.len();
-        let mut out = self.assemble(text, &[from..end], &[])?;
+        let mut out = self.assemble(text, std::slice::from_ref(&(from..end)), &[])?;
         let closing = self.tokenizer.closing(out.row.ids.last().copied());
         out.eos = match (closing.is_empty(), self.tokenizer.eos()) {
             (false, _) => "appended",
@@ -407,24 +407,18 @@ fn without_system(turns: &mut Vec<Turn>, fallback: SystemFallback) -> Result<usi
 
 /// Arguments of tool calls as JSON text, for templates that print them as they are.
 fn write_arguments(message: &mut Json) {
+    let write = |holder: &mut Json| {
+        if let Some(arguments) = holder.get_mut("arguments").filter(|a| !a.is_string()) {
+            *arguments = dumps(arguments).into();
+        }
+    };
     for call in message
         .get_mut("tool_calls")
         .and_then(Json::as_array_mut)
         .into_iter()
         .flatten()
     {
-        for holder in [call.get("function").is_some(), false] {
-            let place = if holder {
-                call.get_mut("function")
-            } else {
-                Some(&mut *call)
-            };
-            if let Some(arguments) = place
-                .and_then(|p| p.get_mut("arguments"))
-                .filter(|a| !a.is_string())
-            {
-                *arguments = dumps(arguments).into();
-            }
-        }
+        write(call);
+        call.get_mut("function").into_iter().for_each(write);
     }
 }

@@ -2,8 +2,9 @@
 
 use super::chat::{Chat, ModelFiles, Refused};
 use super::formats::{Format, fields};
-use super::prepare::{OverLong, Settings, file_name};
+use super::pipeline::{OverLong, Settings};
 use super::reader;
+use super::tally::file_name;
 use super::template::{Date, clean};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -58,7 +59,7 @@ pub struct Inspection {
 /// Inspects row `row` (from 1) of `file` under the `[data]` settings of `config`.
 ///
 /// # Errors
-/// As [`super::prepare()`] for this row; the file has fewer rows.
+/// As [`super::prepare`] for this row; the file has fewer rows.
 pub fn inspect(
     file: &Path,
     row: u64,

@@ -108,7 +108,7 @@ pub fn conversation(
             .map(|&i| lost(&conversation.turns[i], &text))
             .sum();
         return Ok(Masked {
-            spans: vec![0..text.len()],
+            spans: std::iter::once(0..text.len()).collect(),
             vanished,
             text,
             ..Masked::default()
@@ -118,7 +118,7 @@ pub fn conversation(
         conversation.turns[*i].train && (train_on == TrainOn::Assistant || assistants.last() == Some(i))
     };
     if template.has_generation() {
-        return view.from_marks(&assistants, wanted);
+        return view.by_marks(&assistants, wanted);
     }
     let mut out = Masked {
         text: view.render(&view.messages, false)?,
@@ -180,7 +180,7 @@ impl View<'_> {
         self.template.render(self.context(messages, prompt))
     }
 
-    fn from_marks(&self, assistants: &[usize], wanted: impl Fn(&usize) -> bool) -> Result<Masked, Fault> {
+    fn by_marks(&self, assistants: &[usize], wanted: impl Fn(&usize) -> bool) -> Result<Masked, Fault> {
         let marked = self.template.render_marked(self.context(&self.messages, false))?;
         let all = assistants.iter().all(&wanted);
         if !all && marked.generated.len() != assistants.len() {
@@ -213,7 +213,7 @@ impl View<'_> {
         let open = self.render(&self.messages[..i], true).ok();
         let closed = self.render(&self.messages[..i], false).ok();
         // A generation prompt that isn't there, or that the real text doesn't begin with, says nothing.
-        let prompt = open.filter(|p| closed.as_ref().is_none_or(|c| c != p) && full.starts_with(p.as_str()));
+        let prompt = open.filter(|p| closed.as_ref().is_some_and(|c| c != p) && full.starts_with(p.as_str()));
         self.by_probe(full, i, prompt.as_deref())
             .or_else(|| self.by_prefix(full, i, &prompt?))
     }

@@ -5,6 +5,7 @@ use super::formats::Format;
 use super::mask::TrainOn;
 use super::testing::{BOS, CHATML, Fixture, IM_END, IM_START, Model, chat_row, trained_text};
 use crate::error::Error;
+use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 fn trained(model: &Model, row: &Json) -> String {
@@ -333,4 +334,49 @@ fn text_of_more_than_one_byte_a_character_is_masked_whole() {
             .trained_tokens(),
         2 + 4 + 1
     );
+}
+
+/// Text that looks like turns, tags and marks, in pieces.
+fn said() -> impl Strategy<Value = String> {
+    let pieces = [
+        "<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        " ",
+        "\n",
+        "é",
+        "日",
+        "\u{fdd0}",
+        "a",
+        "b",
+        "'",
+        "{{ x }}",
+    ];
+    prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..6).prop_map(|p| p.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn whatever_is_said_the_assistants_bytes_train_and_no_others(turns in prop::collection::vec((said(), said()), 1..4)) {
+        let model = Fixture::default().build();
+        let list: Vec<Json> = turns.iter()
+            .flat_map(|(u, a)| [super::testing::turn("user", u), super::testing::turn("assistant", &format!("{a}x"))])
+            .collect();
+        let tokens = model.tokens(&json!({ "messages": list }));
+        let (mut text, mut want) = (String::new(), Vec::new());
+        for (u, a) in &turns {
+            text += &format!("<|im_start|>user\n{u}<|im_end|>\n<|im_start|>assistant\n");
+            let start = text.len();
+            text += &format!("{a}x<|im_end|>");
+            want.push(start..text.len());
+            text += "\n";
+        }
+        prop_assert_eq!(&tokens.text, &text);
+        for (offsets, trained) in tokens.offsets.iter().zip(&tokens.row.trained) {
+            let (s, e) = offsets.unwrap();
+            prop_assert_eq!(*trained, want.iter().any(|r| s >= r.start && e <= r.end), "{:?} {:?}", (s, e), &text);
+        }
+    }
 }

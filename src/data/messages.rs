@@ -164,7 +164,8 @@ fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
     if content.is_none() && !(role == "assistant" && map.contains_key("tool_calls")) {
         return Err("`content` of a message is null".into());
     }
-    // A role or weight of the row's own stays; names are brought to one spelling, `role` and `content` come first.
+    // `role` and `content` under their one spelling, then whatever else the data holds, in its order: templates that
+    // print a whole message show it.
     let weight = map.get("weight").is_none_or(|w| w.as_f64() != Some(0.0));
     let wanted = map.get("train").is_none_or(|t| t != &Json::Bool(false));
     let mut message = Map::new();

@@ -6,16 +6,17 @@ pub mod formats;
 pub mod inspect;
 pub mod mask;
 pub mod messages;
-pub mod prepare;
+pub mod pipeline;
 pub mod reader;
 pub mod sampler;
+mod tally;
 pub mod template;
 pub mod tokenizer;
 
 #[cfg(test)]
 mod mask_tests;
 #[cfg(test)]
-mod prepare_tests;
+mod pipeline_tests;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -75,7 +76,7 @@ pub fn prepare(
     checkpoint: &Checkpoint,
     progress: &mut dyn FnMut(Stage),
 ) -> Result<Dataset> {
-    prepare::prepare(
+    pipeline::prepare(
         config,
         checkpoint.into(),
         Date::day_of(clock::unix_now()),
@@ -93,5 +94,5 @@ pub fn prepare_dated(
     date: &str,
     progress: &mut dyn FnMut(Stage),
 ) -> Result<Dataset> {
-    prepare::prepare(config, checkpoint.into(), Date::parse(date)?, progress)
+    pipeline::prepare(config, checkpoint.into(), Date::parse(date)?, progress)
 }

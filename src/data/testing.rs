@@ -4,7 +4,7 @@ use super::chat::{Chat, ModelFiles, SystemFallback, Tokens};
 use super::formats::Format;
 use super::mask::TrainOn;
 use super::template::Date;
-use super::{Dataset, prepare};
+use super::{Dataset, pipeline};
 use crate::checkpoint::SpecialIds;
 use crate::config::RunConfig;
 use crate::error::Result;
@@ -127,7 +127,7 @@ impl Model {
         let mut config = RunConfig::default();
         config.data.files = vec![self.data("rows.jsonl", rows)];
         edit(&mut config);
-        prepare::prepare(&config, self.files(), Date::from_unix(1_720_256_703), &mut |_| {})
+        pipeline::prepare(&config, self.files(), Date::from_unix(1_720_256_703), &mut |_| {})
     }
 }
 

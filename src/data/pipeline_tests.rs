@@ -193,7 +193,7 @@ fn case_da_15_the_data_set_says_how_much_thinking_vanishes() {
     assert!(
         noted(
             &data,
-            &format!("leaves out {n} characters of assistant text in 1 rows (first at rows.jsonl:1)")
+            &format!("leaves out {n} characters of assistant text in 1 row (first at rows.jsonl:1)")
         ),
         "{:?}",
         data.notes
@@ -339,7 +339,7 @@ fn a_split_is_disjoint_seeded_and_stated() {
     assert_eq!(with(42).eval, data.eval);
     assert_ne!(with(43).eval, data.eval);
     let twins = run(&vec![ab(); 4], |c| c.data.eval_split = 0.25).unwrap();
-    assert!(noted(&twins, "1 held-out rows are the same"));
+    assert!(noted(&twins, "1 row held out though a training row is the same"));
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn progress_counts_bytes_to_the_end() {
         .map(|f| std::fs::metadata(f).unwrap().len())
         .sum();
     let mut stages = Vec::new();
-    super::prepare::prepare(&config, model.files(), super::Date::from_unix(0), &mut |s| {
+    super::pipeline::prepare(&config, model.files(), super::Date::from_unix(0), &mut |s| {
         stages.push(s)
     })
     .unwrap();
