@@ -19,7 +19,7 @@ fn machine(profile_name: &str) -> Machine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("profiles")
         .join(format!("{profile_name}.toml"));
-    profile::load(&path).unwrap()
+    profile::load(&path).expect("a shipped profile")
 }
 
 fn config(edit: impl FnOnce(&mut RunConfig)) -> RunConfig {
@@ -30,7 +30,7 @@ fn config(edit: impl FnOnce(&mut RunConfig)) -> RunConfig {
 }
 
 fn of(shape: Shape, dtype: Dtype, on: &str, edit: impl FnOnce(&mut RunConfig)) -> PlanReport {
-    plan(&build(shape, dtype), &machine(on), &config(edit)).unwrap()
+    plan(&build(shape, dtype), &machine(on), &config(edit)).expect("a plan")
 }
 
 fn count(m: &ModePlan, tier: TierName) -> usize {
@@ -85,7 +85,8 @@ fn check(c: &Checkpoint, p: &PlanReport) {
             .all(|l| l.chars().count() <= 80),
         "{text}"
     );
-    let back: PlanReport = serde_json::from_str(&serde_json::to_string(p).unwrap()).unwrap();
+    let back: PlanReport =
+        serde_json::from_str(&serde_json::to_string(p).expect("JSON")).expect("the same JSON");
     assert_eq!(back.modes.lora.placement, p.modes.lora.placement);
 }
 
@@ -529,6 +530,85 @@ fn case_ui_13_verdicts_differ_by_word_and_by_sign() {
         "{text}"
     );
     assert!(!text.contains('\u{1b}'));
+}
+
+#[test]
+fn the_json_has_the_keys_that_scripts_rely_on() {
+    let json = serde_json::to_value(of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {})).unwrap();
+    for key in ["schema", "model", "params", "bytes", "machine/ram/total"] {
+        assert!(json.pointer(&format!("/{key}")).is_some(), "{key}");
+    }
+    for mode in ["lora", "full"] {
+        for key in [
+            "verdict",
+            "reasons/0",
+            "nearest_fix",
+            "tiers/vram",
+            "tiers/ram",
+            "tiers/disk",
+            "per_step/disk_read",
+            "per_step/h2d",
+            "per_step/d2h",
+            "per_step/written",
+            "seconds_per_step/low",
+            "seconds_per_step/high",
+            "seconds_per_step/resource",
+            "vram/total",
+            "vram/terms/head",
+            "wear/written_per_step",
+            "wear/steps_to_tbw",
+            "placement/0/tier",
+            "candidates",
+            "command",
+        ] {
+            assert!(
+                json.pointer(&format!("/modes/{mode}/{key}")).is_some(),
+                "{mode}/{key}"
+            );
+        }
+    }
+    assert_eq!(json.pointer("/modes/lora/verdict").unwrap(), "LORA_DISK");
+    assert!(
+        json.pointer("/modes/lora/tiers/disk").unwrap().is_u64(),
+        "bytes are integers"
+    );
+}
+
+#[test]
+fn the_model_of_a_config_may_come_from_a_profile_or_this_machine() {
+    let profile = config(|c| c.machine = Some("rtx5050-laptop-8gb".into()));
+    let m = blockstream_tui::device::machine(&profile, None).unwrap();
+    assert_eq!(m.gpu.unwrap().vram_total, Bytes(8 * GIB));
+    let cpu = config(|c| (c.machine, c.train.device) = (Some("h200".into()), "cpu".into()));
+    assert_eq!(blockstream_tui::device::machine(&cpu, None).unwrap().gpu, None);
+    let here = blockstream_tui::device::machine(&config(|_| {}), None).unwrap();
+    assert!(
+        plan(&build(TINY, Dtype::BF16), &here, &config(|_| {}))
+            .unwrap()
+            .modes
+            .lora
+            .verdict
+            == Verdict::Ram
+    );
+}
+
+#[test]
+fn a_plan_takes_milliseconds_even_where_nothing_fits() {
+    let big = build(
+        Shape {
+            layers: 126,
+            ..QWEN25_32B
+        },
+        Dtype::BF16,
+    );
+    let mut m = machine("rtx3050-laptop-4gb");
+    if let Some(g) = &mut m.gpu {
+        g.integrated = true;
+    }
+    let began = std::time::Instant::now();
+    let p = plan(&big, &m, &config(|c| c.data.max_length = 32_768)).unwrap();
+    assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
+    assert!(began.elapsed().as_secs_f64() < 2.0, "{:?}", began.elapsed());
 }
 
 #[test]
