@@ -149,8 +149,10 @@ fn largest_weights(cache: &Path) -> Option<PathBuf> {
 #[must_use]
 pub fn render(report: &Value) -> String {
     let mut out = String::new();
-    // Writing to a String can't fail.
-    let mut line = |label: &str, text: String| drop(writeln!(out, "{label:<10} {}", text.trim_end()));
+    let mut line = |label: &str, text: String| {
+        // Writing to a String can't fail.
+        let _ = writeln!(out, "{label:<10} {}", text.trim_end());
+    };
     let flag = |v: &Value| match v.as_bool() {
         Some(true) => "yes".to_string(),
         Some(false) => "no".to_string(),

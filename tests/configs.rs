@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 fn files(folder: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
-        .unwrap()
-        .map(|e| e.unwrap().path())
+        .expect("the corpus is there")
+        .map(|e| e.expect("a readable entry").path())
         .collect();
     files.retain(|p| p.extension().is_some_and(|e| e == "toml"));
     files.sort();

@@ -2,6 +2,10 @@
 
 // The fixture names `crate::checkpoint` and `crate::units`: here they are the library's.
 use blockstream_tui::{checkpoint, units};
+#[path = "support/planner_cases.rs"]
+mod cases;
+#[path = "support/planner_properties.rs"]
+mod properties;
 #[path = "../src/plan/testing.rs"]
 mod testing;
 
@@ -10,16 +14,15 @@ use blockstream_tui::device::{Machine, profile};
 use blockstream_tui::event::TierName;
 use blockstream_tui::plan::{ModePlan, PlanReport, Verdict, explain, plan};
 use checkpoint::{Checkpoint, Dtype};
-use proptest::prelude::*;
 use std::path::Path;
-use testing::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build, grow_block};
+use testing::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build};
 use units::{Bytes, GIB};
 
 fn machine(profile_name: &str) -> Machine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("profiles")
         .join(format!("{profile_name}.toml"));
-    profile::load(&path).unwrap()
+    profile::load(&path).expect("a shipped profile")
 }
 
 fn config(edit: impl FnOnce(&mut RunConfig)) -> RunConfig {
@@ -30,7 +33,7 @@ fn config(edit: impl FnOnce(&mut RunConfig)) -> RunConfig {
 }
 
 fn of(shape: Shape, dtype: Dtype, on: &str, edit: impl FnOnce(&mut RunConfig)) -> PlanReport {
-    plan(&build(shape, dtype), &machine(on), &config(edit)).unwrap()
+    plan(&build(shape, dtype), &machine(on), &config(edit)).expect("a plan")
 }
 
 fn count(m: &ModePlan, tier: TierName) -> usize {
@@ -85,16 +88,9 @@ fn check(c: &Checkpoint, p: &PlanReport) {
             .all(|l| l.chars().count() <= 80),
         "{text}"
     );
-    let back: PlanReport = serde_json::from_str(&serde_json::to_string(p).unwrap()).unwrap();
+    let back: PlanReport =
+        serde_json::from_str(&serde_json::to_string(p).expect("JSON")).expect("the same JSON");
     assert_eq!(back.modes.lora.placement, p.modes.lora.placement);
-}
-
-#[test]
-fn case_pl_01_the_plan_counts_the_bytes_of_the_headers() {
-    let c = build(TINY, Dtype::BF16);
-    let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
-    assert_eq!(p.bytes, Bytes(363_648));
-    check(&c, &p);
 }
 
 #[test]
@@ -253,207 +249,6 @@ fn an_infeasible_plan_says_what_would_help() {
 }
 
 #[test]
-fn case_pl_02_a_cgroup_limit_turns_ram_into_disk_and_is_named() {
-    let mut m = machine("cpu-only");
-    let c = build(LLAMA3_8B, Dtype::BF16);
-    m.ram.total = Bytes(200 * GIB);
-    m.ram.available = Bytes(200 * GIB);
-    m.ram.pinnable = m.ram.available;
-    let lora = |m: &Machine| {
-        plan(&c, m, &config(|c| c.data.max_length = 128))
-            .unwrap()
-            .modes
-            .lora
-    };
-    assert_eq!(lora(&m).verdict, Verdict::Ram);
-    m.ram.available = Bytes(12 * GIB);
-    m.ram.limited_by = "cgroup".into();
-    let limited = lora(&m);
-    assert_eq!(limited.verdict, Verdict::LoraDisk);
-    assert!(
-        limited.reasons.iter().any(|r| r.contains("cgroup")),
-        "{:?}",
-        limited.reasons
-    );
-}
-
-#[test]
-fn case_pl_04_shared_memory_is_one_budget() {
-    let mut m = machine("rtx5050-laptop-8gb");
-    let shape = Shape {
-        layers: 22,
-        ..LLAMA3_8B
-    };
-    let c = build(shape, Dtype::BF16);
-    let total = c.total_bytes();
-    assert!(
-        total > Bytes(10_000_000_000) && total < Bytes(12 * GIB),
-        "{total}"
-    );
-    if let Some(g) = &mut m.gpu {
-        (g.integrated, g.vram_total, g.vram_free) = (true, Bytes(16 * GIB), Bytes(16 * GIB));
-    }
-    (m.ram.total, m.ram.available, m.ram.pinnable) = (Bytes(16 * GIB), Bytes(16 * GIB), Bytes(16 * GIB));
-    let cfg = config(|c| c.data.max_length = 256);
-    let shared = plan(&c, &m, &cfg).unwrap();
-    let lora = &shared.modes.lora;
-    assert!(
-        lora.vram.total + lora.host.total <= Bytes(15 * GIB),
-        "{} + {}",
-        lora.vram.total,
-        lora.host.total
-    );
-    assert!(
-        lora.reasons.iter().any(|r| r.contains("integrated/shared")),
-        "{:?}",
-        lora.reasons
-    );
-    assert!(explain(&shared).contains("integrated/shared"));
-    // The same sizes as two pools: a model of 1.5 times the memory would seem to fit.
-    let big = build(
-        Shape {
-            layers: 40,
-            ..LLAMA3_8B
-        },
-        Dtype::BF16,
-    );
-    let disk = |m: &Machine| plan(&big, m, &cfg).unwrap().modes.lora.verdict;
-    assert_eq!(disk(&m), Verdict::LoraDisk);
-    if let Some(g) = &mut m.gpu {
-        g.integrated = false;
-    }
-    assert_eq!(disk(&m), Verdict::Ram);
-}
-
-#[test]
-fn case_pl_05_pinnable_memory_limits_the_ram_tier_and_is_not_called_vram() {
-    let mut m = machine("rtx5050-laptop-8gb");
-    m.ram.pinnable = Bytes(500_000_000);
-    let p = plan(&build(LLAMA3_8B, Dtype::BF16), &m, &config(|_| {})).unwrap();
-    let lora = &p.modes.lora;
-    assert_eq!(lora.verdict, Verdict::Infeasible);
-    assert!(
-        lora.reasons[0].contains("pinnable host memory") && !lora.reasons[0].contains("VRAM"),
-        "{:?}",
-        lora.reasons
-    );
-    assert_eq!(lora.nearest_fix.as_deref(), Some("set stream.prefetch_ahead = 0"));
-}
-
-#[test]
-fn case_pl_08_a_hand_typed_gpu_plans_without_a_driver() {
-    let text = "name = \"typed\"\ncpu_flops = 1e11\n[gpu]\nname = \"8 GB card\"\nvram_total = \"8 GB\"\nvram_free = \"7 GB\"\n\
-                overhead = 0\nh2d = 12e9\nd2h = 12e9\nflops = 15e12\n[ram]\ntotal = \"16 GB\"\navailable = \"12 GB\"\n\
-                pinnable = \"8 GB\"\n[disk]\nkind = \"nvme\"\nread = 2e9\nwrite = 1e9\nfree = \"100 GB\"\n";
-    let m = profile::parse(text, "typed.toml").unwrap();
-    let p = plan(&build(LLAMA3_8B, Dtype::BF16), &m, &config(|_| {})).unwrap();
-    assert_eq!(p.modes.lora.verdict, Verdict::LoraDisk);
-}
-
-#[test]
-fn case_pl_13_wear_counts_steps_and_names_no_percentage_without_a_rating() {
-    let mut m = machine("rtx4090-desktop");
-    m.disk.tbw = Some(Bytes(600_000_000_000_000));
-    let c = build(LLAMA3_8B, Dtype::BF16);
-    let full =
-        |m: &Machine, edit: &dyn Fn(&mut RunConfig)| plan(&c, m, &config(|c| edit(c))).unwrap().modes.full;
-    let p = full(&m, &|_| {});
-    assert_eq!(
-        (p.wear.written_per_step, p.wear.steps_to_tbw),
-        (Bytes(96_363_134_976), Some(6226))
-    );
-    assert_eq!(p.verdict, Verdict::FullFtDisk);
-    // Micro-batches don't add writes.
-    let four = full(&m, &|c| c.train.gradient_accumulation_steps = 4);
-    assert_eq!(four.wear, p.wear);
-    let strict = full(&m, &|c| c.wear.min_steps = 7000);
-    assert_eq!(strict.verdict, Verdict::Infeasible);
-    assert!(
-        strict.reasons[0].contains("6226 steps") && strict.reasons[0].contains("7000"),
-        "{:?}",
-        strict.reasons
-    );
-    let own = full(&m, &|c| c.wear.tbw = 1200.0);
-    assert_eq!(own.wear.steps_to_tbw, Some(12452));
-    m.disk.tbw = None;
-    let report = plan(&c, &m, &config(|_| {})).unwrap();
-    assert_eq!(report.modes.full.wear.steps_to_tbw, None);
-    let text = explain(&report);
-    assert!(
-        text.contains("96.4 TB per 1000 steps") && !text.contains('%'),
-        "{text}"
-    );
-    assert_eq!(report.modes.lora.wear.written_per_step, Bytes(0));
-}
-
-#[test]
-fn case_pl_16_unequal_blocks_are_named() {
-    let mut c = build(TINY, Dtype::BF16);
-    grow_block(&mut c, 2, 100_000 * 64 * 2);
-    let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
-    check(&c, &p);
-    assert_eq!(
-        p.parts["largest_block"].0 - p.parts["second_largest_block"].0,
-        12_800_000
-    );
-    assert!(
-        p.notes.iter().any(|n| n.contains("model.layers.2.ple.weight")),
-        "{:?}",
-        p.notes
-    );
-    let small = plan(
-        &c,
-        &machine("cpu-only"),
-        &config(|c| c.stream.host_budget = ByteSize(10_000_000)),
-    )
-    .unwrap();
-    assert!(
-        small.modes.lora.reasons[0].contains("model.layers.2.ple.weight"),
-        "{:?}",
-        small.modes.lora.reasons
-    );
-    // A vocabulary that dwarfs the blocks has parts of its own.
-    let wide = build(
-        Shape {
-            vocab: 200_000,
-            ..TINY
-        },
-        Dtype::BF16,
-    );
-    let p = plan(&wide, &machine("cpu-only"), &config(|_| {})).unwrap();
-    assert_eq!(
-        (p.parts["embedding"], p.parts["head"]),
-        (Bytes(25_600_000), Bytes(25_600_000))
-    );
-    check(&wide, &p);
-}
-
-#[test]
-fn case_pl_19_space_for_an_export_is_itemised() {
-    let c = build(LLAMA3_8B, Dtype::BF16);
-    let mut m = machine("rtx4090-desktop");
-    // State fits, one more 16-bit copy doesn't.
-    m.disk.free = Bytes(100_000_000_000);
-    let p = plan(&c, &m, &config(|_| {})).unwrap();
-    assert_eq!(p.modes.full.verdict, Verdict::FullFtDisk);
-    assert!(
-        p.modes
-            .full
-            .reasons
-            .iter()
-            .any(|r| r.contains("in-place export only") && r.contains("16.06 GB"))
-    );
-    m.disk.free = Bytes(10_000_000_000);
-    let p = plan(&c, &m, &config(|_| {})).unwrap();
-    assert!(
-        p.notes.iter().any(|n| n.contains("merged 16-bit export")),
-        "{:?}",
-        p.notes
-    );
-    assert_eq!(p.modes.full.verdict, Verdict::Infeasible);
-}
-
-#[test]
 fn a_checkpoint_that_is_not_here_needs_room_for_its_download() {
     let mut c = build(LLAMA3_8B, Dtype::BF16);
     c.not_here = true;
@@ -515,20 +310,82 @@ fn other_formats_are_candidates_with_their_own_bytes() {
 }
 
 #[test]
-fn case_ui_13_verdicts_differ_by_word_and_by_sign() {
-    use Verdict::{FullFtDisk, Infeasible, LoraDisk, Ram};
-    let all = [Ram, LoraDisk, FullFtDisk, Infeasible];
-    for (i, a) in all.iter().enumerate() {
-        for b in &all[i + 1..] {
-            assert!(a.word() != b.word() && a.sign() != b.sign());
+fn the_json_has_the_keys_that_scripts_rely_on() {
+    let json = serde_json::to_value(of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {})).unwrap();
+    for key in ["schema", "model", "params", "bytes", "machine/ram/total"] {
+        assert!(json.pointer(&format!("/{key}")).is_some(), "{key}");
+    }
+    for mode in ["lora", "full"] {
+        for key in [
+            "verdict",
+            "reasons/0",
+            "nearest_fix",
+            "tiers/vram",
+            "tiers/ram",
+            "tiers/disk",
+            "per_step/disk_read",
+            "per_step/h2d",
+            "per_step/d2h",
+            "per_step/written",
+            "seconds_per_step/low",
+            "seconds_per_step/high",
+            "seconds_per_step/resource",
+            "vram/total",
+            "vram/terms/head",
+            "wear/written_per_step",
+            "wear/steps_to_tbw",
+            "placement/0/tier",
+            "candidates",
+            "command",
+        ] {
+            assert!(
+                json.pointer(&format!("/modes/{mode}/{key}")).is_some(),
+                "{mode}/{key}"
+            );
         }
     }
-    let text = explain(&of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {}));
+    assert_eq!(json.pointer("/modes/lora/verdict").unwrap(), "LORA_DISK");
     assert!(
-        text.contains("lora  ~ LORA_DISK") && text.contains("full  ✗ INFEASIBLE"),
-        "{text}"
+        json.pointer("/modes/lora/tiers/disk").unwrap().is_u64(),
+        "bytes are integers"
     );
-    assert!(!text.contains('\u{1b}'));
+}
+
+#[test]
+fn the_model_of_a_config_may_come_from_a_profile_or_this_machine() {
+    let profile = config(|c| c.machine = Some("rtx5050-laptop-8gb".into()));
+    let m = blockstream_tui::device::machine(&profile, None).unwrap();
+    assert_eq!(m.gpu.unwrap().vram_total, Bytes(8 * GIB));
+    let cpu = config(|c| (c.machine, c.train.device) = (Some("h200".into()), "cpu".into()));
+    assert_eq!(blockstream_tui::device::machine(&cpu, None).unwrap().gpu, None);
+    let here = blockstream_tui::device::machine(&config(|_| {}), None).unwrap();
+    assert!(
+        plan(&build(TINY, Dtype::BF16), &here, &config(|_| {}))
+            .unwrap()
+            .modes
+            .lora
+            .verdict
+            == Verdict::Ram
+    );
+}
+
+#[test]
+fn a_plan_takes_milliseconds_even_where_nothing_fits() {
+    let big = build(
+        Shape {
+            layers: 126,
+            ..QWEN25_32B
+        },
+        Dtype::BF16,
+    );
+    let mut m = machine("rtx3050-laptop-4gb");
+    if let Some(g) = &mut m.gpu {
+        g.integrated = true;
+    }
+    let began = std::time::Instant::now();
+    let p = plan(&big, &m, &config(|c| c.data.max_length = 32_768)).unwrap();
+    assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
+    assert!(began.elapsed().as_secs_f64() < 2.0, "{:?}", began.elapsed());
 }
 
 #[test]
@@ -548,88 +405,4 @@ fn a_target_or_fraction_that_cannot_be_is_an_error() {
             .to_string()
             .contains("no decoder blocks")
     );
-}
-
-/// Random shapes, machines and configs.
-fn world() -> impl Strategy<Value = (Shape, Machine, RunConfig)> {
-    let shape = (1usize..14, 1usize..5, 1usize..5, any::<bool>(), any::<bool>()).prop_map(
-        |(layers, h, i, tied, biases)| Shape {
-            layers,
-            hidden: 64 * h,
-            intermediate: 96 * i,
-            tied,
-            biases,
-            ..TINY
-        },
-    );
-    let memory = (20u64..34, 29u64..35, any::<bool>(), any::<bool>());
-    let stream = (
-        0usize..6,
-        0usize..5,
-        0u64..3,
-        prop_oneof![Just("auto"), Just("ram"), Just("disk")],
-    );
-    let job = (1usize..4, 1usize..5, 1usize..300, 1u32..=10);
-    (shape, memory, stream, job).prop_map(|(shape, memory, stream, job)| {
-        let mut m = machine("rtx5050-laptop-8gb");
-        (m.ram.total, m.ram.available, m.ram.pinnable) =
-            (Bytes(1 << memory.1), Bytes(1 << memory.1), Bytes(1 << memory.0));
-        match &mut m.gpu {
-            Some(g) if memory.2 => {
-                (g.vram_total, g.vram_free, g.overhead) =
-                    (Bytes(1 << memory.0), Bytes(1 << memory.0), Bytes(0));
-                g.integrated = memory.3;
-            }
-            _ => m.gpu = None,
-        }
-        let mut c = RunConfig::default();
-        (c.stream.prefetch_ahead, c.stream.slots) = (stream.0, stream.1);
-        c.stream.host_budget = ByteSize([0, 1 << 20, 4 << 20][stream.2 as usize]);
-        c.stream.tier = stream.3.into();
-        (
-            c.train.per_device_train_batch_size,
-            c.train.gradient_accumulation_steps,
-        ) = (job.0, job.1);
-        c.data.max_length = job.2;
-        c.lora.top_fraction = f64::from(job.3) / 10.0;
-        (shape, m, c)
-    })
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn every_plan_is_consistent((shape, m, cfg) in world()) {
-        let c = build(shape, Dtype::BF16);
-        let p = plan(&c, &m, &cfg).unwrap();
-        check(&c, &p);
-        let lora = &p.modes.lora;
-        let blocks = c.blocks.len();
-        prop_assert!(lora.lowest_trainable < blocks);
-        prop_assert_eq!(&p, &plan(&c, &m, &cfg).unwrap(), "pure");
-        if lora.verdict != Verdict::Infeasible {
-            let wished = if cfg.stream.slots == 0 { cfg.stream.prefetch_ahead + 1 } else { cfg.stream.slots };
-            prop_assert!(lora.ring_slots <= wished);
-            if cfg.stream.tier == "ram" { prop_assert_eq!(lora.verdict, Verdict::Ram); }
-            if cfg.stream.host_budget.0 > 0 {
-                let weights: u64 = ["ram_tier", "ring"].iter().filter_map(|t| lora.host.terms.get(*t)).map(|b| b.0).sum();
-                prop_assert!(weights <= cfg.stream.host_budget.0);
-            }
-        }
-    }
-
-    #[test]
-    fn more_memory_never_gives_a_worse_plan((shape, m, cfg) in world()) {
-        let c = build(shape, Dtype::BF16);
-        let mut more = m.clone();
-        for b in [&mut more.ram.total, &mut more.ram.available, &mut more.ram.pinnable] { b.0 *= 2; }
-        if let Some(g) = &mut more.gpu { g.vram_total.0 *= 2; g.vram_free.0 *= 2; }
-        let (a, b) = (plan(&c, &m, &cfg).unwrap().modes.lora, plan(&c, &more, &cfg).unwrap().modes.lora);
-        prop_assert!(b.verdict <= a.verdict, "{:?} -> {:?}", a.verdict, b.verdict);
-        if a.verdict != Verdict::Infeasible {
-            prop_assert!(count(&b, TierName::Vram) >= count(&a, TierName::Vram));
-            prop_assert!(count(&b, TierName::Disk) <= count(&a, TierName::Disk));
-        }
-    }
 }

@@ -119,9 +119,7 @@ impl Default for LoraSection {
             alpha: 32.0,
             dropout: 0.0,
             rslora: false,
-            targets: ["q_proj", "k_proj", "v_proj", "o_proj"]
-                .map(String::from)
-                .to_vec(),
+            targets: ["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).to_vec(),
             top_fraction: 1.0,
             init_from: None,
         }
@@ -233,11 +231,7 @@ impl StreamSection {
     /// Ring slots after defaults.
     #[must_use]
     pub fn ring_slots(&self) -> usize {
-        if self.slots == 0 {
-            self.prefetch_ahead + 1
-        } else {
-            self.slots
-        }
+        if self.slots == 0 { self.prefetch_ahead + 1 } else { self.slots }
     }
 }
 
@@ -267,9 +261,6 @@ pub struct WearSection {
 
 impl Default for WearSection {
     fn default() -> Self {
-        WearSection {
-            min_steps: 5000,
-            tbw: 0.0,
-        }
+        WearSection { min_steps: 5000, tbw: 0.0 }
     }
 }

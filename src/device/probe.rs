@@ -77,8 +77,10 @@ fn choose_gpu(memory: &host::Memory, notes: &mut Vec<String>) -> Option<super::G
     choice.gpu
 }
 
-/// Whether the kernel lets this process use io_uring, and why not.
-#[must_use]
+/// Whether the kernel lets this process use io_uring.
+///
+/// # Errors
+/// It doesn't; the text says why.
 pub fn io_uring() -> Result<(), &'static str> {
     match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled")
         .as_deref()

@@ -13,6 +13,24 @@ const BYTE_KEYS: [(&str, &[&str]); 3] = [
     ("disk", &["free", "tbw"]),
 ];
 
+/// The profiles this program ships, by name: `--profile h200` works from any folder.
+const SHIPPED: [(&str, &str); 5] = [
+    ("cpu-only", include_str!("../../profiles/cpu-only.toml")),
+    ("h200", include_str!("../../profiles/h200.toml")),
+    (
+        "rtx3050-laptop-4gb",
+        include_str!("../../profiles/rtx3050-laptop-4gb.toml"),
+    ),
+    (
+        "rtx4090-desktop",
+        include_str!("../../profiles/rtx4090-desktop.toml"),
+    ),
+    (
+        "rtx5050-laptop-8gb",
+        include_str!("../../profiles/rtx5050-laptop-8gb.toml"),
+    ),
+];
+
 /// A profile is a page of text.
 const LARGEST_FILE: u64 = 1 << 20;
 
@@ -20,14 +38,28 @@ const LARGEST_FILE: u64 = 1 << 20;
 #[must_use]
 pub fn is_machine(path: &Path) -> bool {
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    toml::from_str::<Table>(&text).is_ok_and(|t| t.contains_key("ram"))
+    // A shipped profile may be named without its file.
+    !path.exists() || toml::from_str::<Table>(&text).is_ok_and(|t| t.contains_key("ram"))
 }
 
-/// Reads a profile file.
+/// Reads a profile file, or the shipped profile of that name where there is no such file.
 ///
 /// # Errors
 /// The file can't be read, isn't TOML, has an unknown or missing key, or a value that can't be.
 pub fn load(path: &Path) -> Result<Machine> {
+    if !path.exists() && path.components().count() == 1 {
+        let name = path.to_string_lossy();
+        let stem = name.strip_suffix(".toml").unwrap_or(&name);
+        if let Some((stem, text)) = SHIPPED.iter().find(|(n, _)| *n == stem) {
+            return parse(text, &format!("{stem}.toml"));
+        }
+        let near = nearest(stem, SHIPPED.map(|(n, _)| n)).unwrap_or("h200");
+        let shown: String = stem.chars().filter(|c| !c.is_control()).collect();
+        return Err(Error::usage(format!(
+            "no profile '{shown}': no such file, and none of that name is shipped"
+        ))
+        .next(format!("did you mean '{near}'?")));
+    }
     let size = std::fs::metadata(path)
         .map_err(|e| Error::io("read", path, e))?
         .len();
@@ -162,6 +194,18 @@ mod tests {
             (m.source.as_str(), m.ram.limited_by.as_str()),
             ("profile t.toml", "profile")
         );
+    }
+
+    #[test]
+    fn shipped_profiles_are_found_by_name() {
+        assert_eq!(load(Path::new("h200")).unwrap().name, "h200");
+        assert_eq!(load(Path::new("cpu-only.toml")).unwrap().gpu, None);
+        let e = load(Path::new("rtx5050")).unwrap_err().to_string();
+        assert!(
+            e.contains("no profile 'rtx5050'") && e.contains("'rtx5050-laptop-8gb'"),
+            "{e}"
+        );
+        assert!(load(Path::new("no/such/file.toml")).is_err());
     }
 
     #[test]

@@ -247,10 +247,12 @@ impl<'a> Room<'a> {
         } else {
             streamed
         };
-        (0..=most)
-            .rev()
-            .map(|ram| self.split(resident, slots, ram))
-            .find(|s| self.host_fits(s))
+        let fits = |ram: usize| Some(self.split(resident, slots, ram)).filter(|s| self.host_fits(s));
+        // Where neither the bare ring nor a full tier fits, nothing between does: it has part of both.
+        if fits(0).is_none() && fits(streamed).is_none() {
+            return None;
+        }
+        (0..=most).rev().find_map(fits)
     }
 
     fn host_fits(&self, s: &Split) -> bool {

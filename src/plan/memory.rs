@@ -142,14 +142,16 @@ mod tests {
     #[test]
     fn adapters_of_an_8b_model_are_counted_exactly() {
         // r 16 on all seven projections of 32 blocks: 41.9 M parameters.
-        let t = terms(|c| {
-            c.lora.targets =
-                super::super::super::config::load::load(None, &[], &["lora.targets=all-linear".into()])
-                    .unwrap()
-                    .config
-                    .lora
-                    .targets
-        });
+        let all = [
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ];
+        let t = terms(|c| c.lora.targets = all.map(String::from).to_vec());
         assert_eq!(t["adapters"], Bytes(41_943_040 * 18));
     }
 

@@ -117,8 +117,8 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
         ));
     }
     notes.push(format!(
-        "planned for {} micro-batches of {} x {} tokens",
-        job.micro, job.rows, job.length
+        "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",
+        job.micro, job.rows, job.length, m.compute
     ));
     notes.push(time::margins());
     notes

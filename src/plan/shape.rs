@@ -307,7 +307,7 @@ pub fn lowest_trainable(n: usize, fraction: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::testing::{LLAMA3_8B, TINY, checkpoint};
+    use crate::plan::testing::{LLAMA3_8B, QWEN25_32B, TINY, checkpoint, grow_block};
 
     #[test]
     fn case_pl_01_sizes_are_the_sums_of_the_headers() {
@@ -318,6 +318,20 @@ mod tests {
         let m = Model::of(&checkpoint(LLAMA3_8B, Dtype::BF16), false);
         assert_eq!(m.params, 8_030_261_248);
         assert_eq!(m.blocks[7].stored, Bytes(436_224_000));
+        let m = Model::of(&checkpoint(QWEN25_32B, Dtype::BF16), false);
+        assert_eq!((m.params, m.blocks.len()), (32_763_876_352, 64));
+    }
+
+    #[test]
+    fn the_largest_tensor_of_the_largest_block_is_known() {
+        let mut c = checkpoint(TINY, Dtype::BF16);
+        grow_block(&mut c, 2, 1 << 20);
+        let m = Model::of(&c, false);
+        assert_eq!(
+            m.heaviest,
+            ("model.layers.2.ple.weight".to_string(), Bytes(1 << 20))
+        );
+        assert_eq!(m.slot(), m.blocks[2].slot);
     }
 
     #[test]

@@ -219,5 +219,5 @@ pub fn grow_block(c: &mut Checkpoint, index: usize, bytes: u64) {
         role: Role::DownBias,
         tensor: t,
     });
-    c.blocks[index].bytes = c.blocks[index].bytes + Bytes(bytes);
+    c.blocks[index].bytes += Bytes(bytes);
 }
