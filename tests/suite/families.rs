@@ -9,8 +9,8 @@ use blockstream_tui::event::TierName;
 use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::StepContext;
 use blockstream_tui::train::optim::{self, AdamW};
-use crate::support::golden::{Golden, assert_close, dir};
-use crate::support::walk::{How, host, open, walk};
+use crate::golden::{Golden, assert_close, dir};
+use crate::walk::{How, host, open, walk};
 use tch::Device;
 
 const TOLERANCE: f32 = 2e-5;

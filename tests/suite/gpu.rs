@@ -2,10 +2,10 @@
 //!
 //! Without a GPU each test says why it did not run.
 
-use crate::support::equal::{batches, check, every_depth};
+use crate::equal::{batches, check, every_depth};
 use crate::support::fixture::Model;
-use crate::support::golden::{Golden, assert_close, dir};
-use crate::support::walk::{How, host, open, walk};
+use crate::golden::{Golden, assert_close, dir};
+use crate::walk::{How, host, open, walk};
 use blockstream_tui::config::LoraSection;
 use blockstream_tui::device::shim;
 use blockstream_tui::event::TierName;

@@ -6,9 +6,9 @@ use blockstream_tui::data::collate::{Batch, micro_batches};
 use blockstream_tui::event::TierName;
 use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::StepContext;
-use crate::support::equal::{batches, check, every_depth, rows, trace};
+use crate::equal::{batches, check, every_depth, rows, trace};
 use crate::support::fixture::Model;
-use crate::support::walk::{How, host, open, walk};
+use crate::walk::{How, host, open, walk};
 use tch::Device::Cpu;
 
 fn model(name: &str, dtype: &str) -> tempfile::TempDir {
@@ -184,7 +184,7 @@ fn case_nu_06_the_scale_is_alpha_over_r_or_over_its_root() {
     let run = |alpha, b_factor: f32| {
         let lora = LoraSection { r: 4, alpha, ..lora() };
         let layout = AdapterLayout::new(&checkpoint, &lora).unwrap();
-        let mut flat = crate::support::walk::random_adapter(&layout);
+        let mut flat = crate::walk::random_adapter(&layout);
         for t in &layout.targets {
             flat[t.b..t.b + t.d_out * 4].iter_mut().for_each(|x| *x *= b_factor);
         }

@@ -9,10 +9,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-#[path = "support/recorded.rs"]
-mod recorded;
-
-use recorded::*;
+use crate::recorded::*;
 
 fn record(dir: &Path, kinds: Vec<EventKind>) -> Recorder {
     let mut recorder = Recorder::create(dir, &config(), &plan(), &env()).unwrap();

@@ -1,16 +1,12 @@
 //! Checkpoints from the outside: the public cases CK-* and PL-01 over whole model folders.
 
-mod support;
-
-#[path = "checkpoints/files.rs"]
 mod files;
-#[path = "checkpoints/parts.rs"]
 mod parts;
 
 use blockstream_tui::checkpoint::{self, Checkpoint, Role};
 use serde_json::json;
 use std::path::Path;
-use support::fixture::{Model, Tensor, put};
+use crate::support::fixture::{Model, Tensor, put};
 use tempfile::TempDir;
 
 fn dir() -> TempDir {
@@ -57,7 +53,7 @@ fn the_base_fixture_is_the_one_of_the_cases() {
     let bytes = std::fs::read(&c.files[q.file].path).unwrap();
     let data = &bytes[q.offset as usize..(q.offset + q.bytes) as usize];
     assert_eq!(
-        support::fixture::decode("BF16", data),
+        crate::support::fixture::decode("BF16", data),
         Model::tiny().values(&q.name)
     );
 }

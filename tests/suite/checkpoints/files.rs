@@ -1,6 +1,6 @@
 //! Cases about files: missing, stray, stale, hostile, broken, linked.
 
-use super::support::fixture::{Model, Raw, Tensor, put, safetensors};
+use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use super::{dir, noted, open, refused};
 use blockstream_tui::checkpoint;
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! Cases about what a model is made of: heads, prefixes, biases, types, experts, quantisation, vocabulary.
 
-use super::support::fixture::{Model, Raw, Tensor, put, safetensors};
+use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use super::{dir, noted, open, refused};
 use blockstream_tui::checkpoint::Role;
 use serde_json::json;

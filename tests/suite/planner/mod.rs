@@ -1,22 +1,18 @@
 //! The planner through its public face: tables for known shapes and machines, and properties over random ones.
 
-// The fixture names `crate::checkpoint` and `crate::units`: here they are the library's.
-use blockstream_tui::{checkpoint, units};
-#[path = "support/planner_cases.rs"]
 mod cases;
-#[path = "support/planner_properties.rs"]
 mod properties;
-#[path = "../src/plan/testing.rs"]
+#[path = "../../../src/plan/testing.rs"]
 mod testing;
 
 use blockstream_tui::config::{ByteSize, Resident, RunConfig};
 use blockstream_tui::device::{Machine, profile};
 use blockstream_tui::event::TierName;
 use blockstream_tui::plan::{ModePlan, PlanReport, Verdict, explain, plan};
-use checkpoint::{Checkpoint, Dtype};
+use crate::checkpoint::{Checkpoint, Dtype};
 use std::path::Path;
 use testing::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build};
-use units::{Bytes, GIB};
+use crate::units::{Bytes, GIB};
 
 fn machine(profile_name: &str) -> Machine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
