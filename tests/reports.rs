@@ -1,5 +1,7 @@
 //! The record of a run from its events to its report, through the public API.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where its set-up fails")]
+
 use blockstream_tui::config::RunConfig;
 use blockstream_tui::event::*;
 use blockstream_tui::report::{self, Recorder, comparable, summary};

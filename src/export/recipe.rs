@@ -76,6 +76,14 @@ impl Recipe {
         !self.is("train", "mode", "full")
     }
 
+    /// A whole number where it is one: both trainers declare an integer.
+    fn alpha(&self) -> Value {
+        match self.config["lora"]["alpha"].as_f64() {
+            Some(x) if x.fract() == 0.0 && x.abs() < 1e15 => json!(x as i64),
+            _ => self.at("lora", "alpha"),
+        }
+    }
+
     /// The public name when the config gives one, else the path it gives.
     fn base(&self) -> String {
         match self.config["model"]["name"].as_str() {
@@ -141,7 +149,7 @@ impl Recipe {
         if self.lora() {
             y.set("adapter", "lora");
             y.set("lora_r", self.at("lora", "r"));
-            y.set("lora_alpha", self.at("lora", "alpha"));
+            y.set("lora_alpha", self.alpha());
             y.set("lora_dropout", self.at("lora", "dropout"));
             y.set("lora_target_modules", self.targets());
             if self.config["lora"]["rslora"] == true {
@@ -244,7 +252,7 @@ impl Recipe {
         y.set("finetuning_type", if self.lora() { "lora" } else { "full" });
         if self.lora() {
             y.set("lora_rank", self.at("lora", "r"));
-            y.set("lora_alpha", self.at("lora", "alpha"));
+            y.set("lora_alpha", self.alpha());
             y.set("lora_dropout", self.at("lora", "dropout"));
             y.set("lora_target", self.targets().join(","));
             if self.config["lora"]["rslora"] == true {

@@ -122,6 +122,7 @@ fn kinds_that_do_not_exist_name_those_that_do() {
 fn the_axolotl_recipe_says_what_the_run_did() {
     let (_root, dir) = run(|c| {
         c.lora.rslora = true;
+        c.train.learning_rate = 1e-7;
         c.train.warmup_steps = 0.1;
         c.data.eval_split = 0.05;
         c.data.over_long = "drop".into();
@@ -139,13 +140,14 @@ fn the_axolotl_recipe_says_what_the_run_did() {
         "base_model: \"org/T0\"",
         "adapter: \"lora\"",
         "lora_r: 16",
-        "lora_alpha: 32.0",
+        "lora_alpha: 32",
         "peft_use_rslora: true",
         "  - path: \"rows \\\"é\\\".jsonl\"",
         "    field_messages: \"conversations\"",
         "      role: \"from\"",
         "val_set_size: 0.05",
         "excess_length_strategy: \"drop\"",
+        "learning_rate: 1.0e-7",
         "warmup_ratio: 0.1",
         "max_steps: 20",
         "sequence_len: 1024",

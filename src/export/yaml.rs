@@ -37,14 +37,15 @@ impl Yaml {
                     self.entry(indent + 2, k, v);
                 }
             }
-            scalar => self.0.push_str(&format!("{pad}{key}: {scalar}\n")),
+            scalar => self.0.push_str(&format!("{pad}{key}: {}\n", plain(scalar))),
         }
     }
 
     /// A list item: a scalar, or a map whose first key stands on the dash's line.
     fn item(&mut self, indent: usize, item: &Value) {
         let Value::Object(map) = item else {
-            self.0.push_str(&format!("{}- {item}\n", " ".repeat(indent)));
+            self.0
+                .push_str(&format!("{}- {}\n", " ".repeat(indent), plain(item)));
             return;
         };
         let at = self.0.len();
@@ -62,10 +63,34 @@ impl Yaml {
     }
 }
 
+/// A scalar that YAML 1.1 readers (PyYAML) also take for what it is: they read `2e-5` as text, `2.0e-5` as a number.
+fn plain(value: &Value) -> String {
+    let text = value.to_string();
+    match text.split_once('e') {
+        Some((digits, power)) if value.is_number() => {
+            let dot = if digits.contains('.') { "" } else { ".0" };
+            let sign = if power.starts_with(['-', '+']) { "" } else { "+" };
+            format!("{digits}{dot}e{sign}{power}")
+        }
+        _ => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn numbers_are_numbers_in_yaml_1_1_too() {
+        for x in [2e-5, 1e-7, 1.5e-7, 1e20, 1e300, 0.25] {
+            let text = plain(&json!(x));
+            let (digits, power) = text.split_once('e').unwrap_or((&text, "+0"));
+            assert!(digits.contains('.') && power.starts_with(['-', '+']), "{text}");
+            assert_eq!(text.parse::<f64>().unwrap(), x);
+        }
+        assert_eq!(plain(&json!("1e5")), "\"1e5\"");
+    }
 
     #[test]
     fn maps_lists_and_text_are_block_yaml() {
