@@ -40,7 +40,7 @@ pub fn main() -> ExitCode {
         let mut desk = FakeDesk::new(engine, results, signals);
         return crate::script::run(file.as_ref(), &mut desk, options, &mut out, &mut err);
     }
-    let mut desk = FakeDesk::new(engine, results, Signals::none());
+    let mut desk = FakeDesk::new(engine, results, Signals::observe().unwrap_or_default());
     match crate::ui::run(&mut desk, options) {
         Ok(code) => code,
         Err(e) => {

@@ -101,6 +101,8 @@ pub enum Msg {
     Set(String, String),
     /// SIGINT or SIGTERM or a lost terminal: save, stop, leave with this code.
     Leave(ExitCode),
+    /// Export the newest run, as `export` does.
+    Export(String),
     /// An action without its key, as the palette sends it.
     Act(Action),
 }
@@ -255,6 +257,7 @@ impl App {
             Msg::Open(screen) => return self.open(screen),
             Msg::Set(key, value) => return self.set(&key, &value),
             Msg::Leave(code) => return self.leave(code),
+            Msg::Export(kind) => return self.export(&kind),
             Msg::Act(action) => return self.act(action),
         }
         Vec::new()

@@ -1,8 +1,9 @@
 //! One frame: header, screen, status bar and overlay, at any size down to one cell.
 
 use super::app::{App, Screen};
-use super::keys::{Action, on};
+use super::keys::{Action, Binding, on};
 use super::overlay::{Overlay, QuitChoice, help_lines};
+use super::run::about;
 use super::screens;
 use super::text::cut;
 use super::theme::Tone;
@@ -98,26 +99,32 @@ fn header(app: &App, frame: &mut Frame, area: Rect) {
     }
 }
 
-/// Keys that matter here, as many as fit.
+/// Keys that matter here, as many as fit; the way to help and out is never what gives way.
 fn hint_line(app: &App, width: usize) -> Line<'static> {
     let theme = app.theme;
-    let mut spans = vec![Span::raw(" ")];
-    let mut used = 1;
-    let bindings = on(app.screen).filter(|b| !b.hint.is_empty());
-    let palette = [(":", "commands")];
-    let all = bindings.map(|b| (b.keys[0], hint_word(app, b.action, b.hint))).chain(palette.map(|(k, h)| (k, h)));
-    for (key, word) in all {
-        let key = match key {
+    let general = |a: Action| matches!(a, Action::Help | Action::Quit);
+    let hinted = |b: &&Binding| !b.hint.is_empty();
+    let cost = |key: &str, word: &str| key.len() + word.len() + 4;
+    let mut last: Vec<_> = on(app.screen).filter(hinted).filter(|b| general(b.action)).map(|b| (b.keys[0], b.hint)).collect();
+    let tail = |last: &[(&str, &str)]| last.iter().map(|(k, w)| cost(k, w)).sum::<usize>();
+    if tail(&last) + cost(":", "commands") < width {
+        last.insert(0, (":", "commands"));
+    }
+    let mut room = width.saturating_sub(1 + tail(&last));
+    let mut shown = Vec::new();
+    for b in on(app.screen).filter(hinted).filter(|b| !general(b.action)) {
+        let key = match b.keys[0] {
             "<ret>" => "enter",
             "<space>" => "space",
-            "<esc>" => "esc",
             other => other,
         };
-        let cost = key.len() + word.len() + 4;
-        if used + cost > width {
-            break;
-        }
-        used += cost;
+        let word = hint_word(app, b.action, b.hint);
+        let Some(left) = room.checked_sub(cost(key, word)) else { break };
+        room = left;
+        shown.push((key, word));
+    }
+    let mut spans = vec![Span::raw(" ")];
+    for (key, word) in shown.into_iter().chain(last) {
         spans.push(Span::styled(key.to_owned(), theme.strong()));
         spans.push(Span::styled(format!(" {word}   "), theme.dim()));
     }
@@ -205,7 +212,7 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
     match overlay {
         Overlay::Quit(dialog) => {
             let inner = popup(app, frame, area, (56, 7), "a run is in progress");
-            let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" (~{})", crate::units::secs(s)));
+            let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" ({})", about(s)));
             let text = format!("Finish this step{left} and save, stop at once, or go on?");
             let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
             body.push(Line::default());
@@ -253,7 +260,7 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
                     Line::styled(line, style)
                 })
                 .collect::<Vec<_>>();
-            let text = if text.is_empty() {
+            let text = if text.is_empty() || p.verb() {
                 vec![Line::styled(" set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit", theme.dim())]
             } else {
                 text
@@ -276,10 +283,12 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
         }
         Overlay::Report { reports, scroll } => {
             let width = (area.width - 4).min(if reports.len() > 1 { 120 } else { 76 });
-            let title = if reports.len() > 1 { "two runs side by side" } else { "report" };
             let text = screens::report::report_lines(reports, width.saturating_sub(2).into(), theme);
             let height = (text.len() as u16 + 2).min(area.height - 2);
-            let inner = popup(app, frame, area, (width, height), title);
+            let more = text.len() > usize::from(height) - 2;
+            let title = if reports.len() > 1 { "two runs side by side" } else { "report" };
+            let title = if more { format!("{title}, j k scroll") } else { title.to_owned() };
+            let inner = popup(app, frame, area, (width, height), &title);
             let scroll = (*scroll).min(text.len().saturating_sub(inner.height.into()));
             lines(frame, inner, text, scroll);
         }

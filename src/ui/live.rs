@@ -64,6 +64,7 @@ struct Signals {
     term: Signal,
     hup: Signal,
     cont: Signal,
+    stop: Signal,
 }
 
 impl Signals {
@@ -73,6 +74,7 @@ impl Signals {
             int: catch(SignalKind::interrupt())?,
             term: catch(SignalKind::terminate())?,
             hup: catch(SignalKind::hangup())?,
+            stop: catch(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?,
             cont: catch(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()))?,
         })
     }
@@ -107,6 +109,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
                 session.send(Msg::Leave(ExitCode::Terminated));
             }
             _ = signals.int.recv() => session.send(Msg::Leave(ExitCode::Interrupted)),
+            _ = signals.stop.recv() => screen.suspend()?,
             _ = signals.cont.recv() => screen.resume()?,
             received = keys.recv(), if attached => match received {
                 Some(Input::Key(key)) => session.send(Msg::Key(key)),

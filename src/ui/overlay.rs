@@ -218,11 +218,16 @@ impl Overlay {
 }
 
 impl Palette {
-    /// A verb of the script wins over an action that merely sounds like it.
+    /// What is typed is a line for the script's verbs, not the name of an action.
+    #[must_use]
+    pub fn verb(&self) -> bool {
+        let verb = self.input.text().split_whitespace().next().unwrap_or("");
+        matches!(verb, "set" | "open" | "export" | "run" | "stop" | "save" | "q" | "quit" | "pause" | "resume")
+    }
+
     fn chosen(&self) -> Answer {
         let line = self.input.text().trim();
-        let verb = line.split_whitespace().next().unwrap_or("");
-        if matches!(verb, "set" | "open" | "export" | "run" | "stop" | "save" | "q" | "quit" | "pause" | "resume") {
+        if self.verb() {
             return Answer::Line(line.to_owned());
         }
         match self.hits().get(self.selected) {
@@ -236,10 +241,17 @@ impl Palette {
 /// Lines of the help: keys and what they do, those of the screen first.
 #[must_use]
 pub fn help_lines(screen: Screen, filter: &str) -> Vec<(String, &'static str)> {
-    on(screen)
-        .map(|b| (b.keys.join(" "), b.help))
-        .filter(|(keys, help)| {
-            filter.is_empty() || keys.contains(filter) || help.to_lowercase().contains(&filter.to_lowercase())
-        })
-        .collect()
+    let mut taken: Vec<&str> = Vec::new();
+    let mut out = Vec::new();
+    for binding in on(screen) {
+        // A key that means something else here is not listed with its general meaning.
+        let keys: Vec<&str> = binding.keys.iter().copied().filter(|k| !taken.contains(k)).collect();
+        taken.extend(&keys);
+        if !keys.is_empty() {
+            out.push((keys.join(" "), binding.help));
+        }
+    }
+    let wanted = filter.to_lowercase();
+    out.retain(|(keys, help)| keys.contains(filter) || help.to_lowercase().contains(&wanted));
+    out
 }

@@ -56,9 +56,10 @@ impl Screen {
     /// The terminal refuses.
     pub fn suspend(&mut self) -> Result<()> {
         self.held.give_back();
-        // SIGSTOP, not SIGTSTP: crossterm and tokio hold handlers, and the shell sees the same "stopped".
-        let stopped = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-        stopped.map_err(|e| Error::device(format!("cannot suspend: {e}")))?;
+        // The whole group: under `make run` the shell watches make, and would wait for it forever. SIGSTOP, since a
+        // caught SIGTSTP would not stop us.
+        rustix::process::kill_current_process_group(rustix::process::Signal::STOP)
+            .map_err(|e| Error::device(format!("cannot suspend: {e}")))?;
         self.resume()
     }
 
@@ -67,6 +68,8 @@ impl Screen {
     /// # Errors
     /// The terminal refuses.
     pub fn resume(&mut self) -> Result<()> {
+        // The shell may have left the line in any mode: forget what we believe about it.
+        let _ = disable_raw_mode();
         self.held.take().map_err(refused)?;
         self.terminal.clear().map_err(refused)
     }

@@ -99,6 +99,7 @@ impl Hub {
         let sink = Arc::new(HubSink { tx, dropped: dropped.clone() });
         // Signals from before the run (a cancelled prompt) don't stop it.
         let seen = Seen { signals: signals.count(), ..Seen::default() };
+        signals.run_begins();
         let clock = Clock::real();
         let hub =
             Hub { rx, dropped, record: Some(record), queue, control, signals, clock, seq: 0, seen, failed: None };
@@ -106,7 +107,13 @@ impl Hub {
     }
 
     /// Listens until `Finished` has been recorded (or every sink is gone).
-    pub fn run(mut self) {
+    pub fn run(self) {
+        let signals = self.signals.clone();
+        self.listen();
+        signals.run_ends();
+    }
+
+    fn listen(mut self) {
         let before = self.seen.signals;
         loop {
             let received = self.rx.recv_timeout(SIGNAL_POLL);

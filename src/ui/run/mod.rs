@@ -226,7 +226,7 @@ impl RunView {
         if self.started.is_none() {
             return "no run".into();
         }
-        let left = || self.step_left(at).map(|s| format!(", ~{}", secs(s))).unwrap_or_default();
+        let left = || self.step_left(at).map(|s| format!(", {}", about(s))).unwrap_or_default();
         match self.asked {
             Some(Command::StopAndSave) => format!("stopping after this step{}", left()),
             Some(Command::StopNow) => "stopping at the next block".into(),
@@ -241,6 +241,16 @@ impl RunView {
                 _ => "training".into(),
             },
         }
+    }
+}
+
+/// A forecast as a person says it: no more digits than it is worth.
+#[must_use]
+pub fn about(s: f64) -> String {
+    match s {
+        s if s < 1.0 => "under 1 s".into(),
+        s if s < 99.5 => format!("~{s:.0} s"),
+        s => format!("~{}", secs(s)),
     }
 }
 

@@ -38,7 +38,7 @@ fn case_tr_15_a_stop_in_a_long_step_is_acknowledged_with_the_time_it_takes() {
     // A 60 s step: 4 forward visits of 5 s, 4 backward of 10 s; stop is asked for at 5 s.
     let mut view = fold(vec![(0.0, started(10, 0)), (0.0, progress(1, 0)), (5.0, progress(1, 1))], 0);
     view.asked = Some(Command::StopAndSave);
-    assert_eq!(view.state(5.0), "stopping after this step, ~55.00 s");
+    assert_eq!(view.state(5.0), "stopping after this step, ~55 s");
     view.asked = Some(Command::StopNow);
     assert_eq!(view.state(5.0), "stopping at the next block");
 }

@@ -79,6 +79,12 @@ fn shown(report: &Value, path: &str, form: Form) -> String {
 pub fn report_lines(reports: &[Value], width: usize, theme: Theme) -> Vec<Line<'static>> {
     let column = width.saturating_sub(LABEL + 1) / (reports.len() + usize::from(reports.len() > 1)).max(1);
     let mut out = Vec::new();
+    if let [one] = reports {
+        out.extend(verdict_on_forecast(one, theme));
+        if !out.is_empty() {
+            out.push(Line::default());
+        }
+    }
     for (label, path, form) in ROWS {
         if path.is_empty() {
             out.push(Line::default());
@@ -93,10 +99,6 @@ pub fn report_lines(reports: &[Value], width: usize, theme: Theme) -> Vec<Line<'
             spans.push(change(at(a, path), at(b, path), theme));
         }
         out.push(Line::from(spans));
-    }
-    if let [one] = reports {
-        out.push(Line::default());
-        out.extend(verdict_on_forecast(one, theme));
     }
     out
 }

@@ -3,15 +3,16 @@
 use crate::event::{Level, Phase, TierName};
 use crate::plan::VramPlan;
 use crate::ui::app::App;
-use crate::ui::run::{RunView, Source};
+use crate::ui::run::{RunView, Source, about};
 use crate::ui::text::cut;
 use crate::ui::theme::{Theme, Tone};
 use crate::ui::widgets::blockmap::{BlockMap, counts};
 use crate::ui::widgets::lossplot::LossPlot;
-use crate::ui::widgets::{bar, lines, pair, pane, put, spark};
+use crate::ui::widgets::{bar, lines, pair, pane, put, spark, wrap};
 use crate::units::{Bytes, rate, ratio_of, secs};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 /// The panes, in the order of the focus.
@@ -104,7 +105,8 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         return one(app, frame, area, app.panes.focus, compact);
     }
     let right = if area.width >= 120 { area.width * 2 / 5 } else { (area.width * 43 / 100).clamp(24, 48) };
-    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(right)]).areas(area);
+    let gap = u16::from(compact);
+    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(right)]).spacing(gap).areas(area);
     let log = (area.height / 3).clamp(3, 18);
     let [loss, log] = Layout::vertical([Constraint::Fill(1), Constraint::Length(log)]).areas(left);
     let frame_rows = if compact { 1 } else { 2 };
@@ -113,7 +115,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let [map, step, lanes, memory] = Layout::vertical([
         Constraint::Length((map_rows.max(1) + u16::from(!compact) + frame_rows).max(frame_rows + 1)),
         Constraint::Length(frame_rows + if compact { 3 } else if tall { 6 } else { 4 }),
-        if tall { Constraint::Fill(2) } else { Constraint::Length(frame_rows + 2) },
+        if tall { Constraint::Length(16) } else { Constraint::Length(frame_rows + 2) },
         if tall { Constraint::Fill(1) } else { Constraint::Min(frame_rows + 2) },
     ])
     .areas(right);
@@ -267,10 +269,10 @@ fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> {
         }
         (None, Some(p), None) => {
             let r = ratio_of(p.visit as f64 + 1.0, p.visits as f64);
-            let text = format!(" {} block {}/{}", phase_word(p.phase), p.block, started.n_blocks.saturating_sub(1));
-            let text = format!("{text}, visit {}/{}", p.visit + 1, p.visits);
+            let block = if width >= 44 { "block " } else { "" };
+            let text = format!(" {} {block}{:<3} {:>3}/{}", phase_word(p.phase), p.block, p.visit + 1, p.visits);
             let room = width.saturating_sub(text.len());
-            let mut line = bar(room.min(20), r, None, theme.tone(Tone::Accent), theme);
+            let mut line = bar(room.min(40), r, None, theme.tone(Tone::Accent), theme);
             line.push(Span::raw(text));
             Line::from(line)
         }
@@ -278,8 +280,9 @@ fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> {
     });
     let mut speed = Vec::new();
     if let Some((mean, n)) = view.step_time() {
-        speed.extend(pair("step", format!("{} ", secs(mean)), theme));
-        speed.push(Span::styled(format!("(last {n})  "), theme.dim()));
+        speed.push(Span::raw(secs(mean)));
+        let of = if width >= 40 { format!(" a step, mean of {n}  ") } else { format!(" (mean {n})  ") };
+        speed.push(Span::styled(of, theme.dim()));
         if let Some(last) = &view.last {
             speed.push(Span::raw(format!("{:.0}", last.tokens as f64 / mean)));
             speed.push(Span::styled(" tok/s", theme.dim()));
@@ -312,14 +315,14 @@ fn eta_line(app: &App, view: &RunView, theme: Theme) -> Line<'static> {
     }
     match view.eta(at) {
         Some(eta) => {
-            let mut line = pair("left", format!("{} ", secs(eta.seconds)), theme);
+            let mut line = pair("left", format!("{} ", about(eta.seconds)), theme);
             if eta.evals > 0 {
                 line.push(Span::styled(format!("with {} held-out", eta.evals), theme.dim()));
             }
             Line::from(line)
         }
         None => match view.step_left(at) {
-            Some(s) => Line::from(pair("this step", format!("~{} left", secs(s)), theme)),
+            Some(s) => Line::from(pair("this step", format!("{} left", about(s)), theme)),
             None => Line::styled("left: after the first step", theme.dim()),
         },
     }
@@ -334,14 +337,14 @@ fn lanes(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
             break;
         }
         let at = Rect { y, height: height.min(area.bottom() - y), ..area };
-        let mut text = vec![Span::styled(format!("{name:<5}"), theme.dim()), Span::raw(format!("{:<10}", rate(lane.now())))];
+        let mut text = vec![Span::styled(format!("{name:<5}"), theme.dim()), Span::raw(format!("{:<11}", rate(lane.now())))];
         if at.height > 1 {
             text.extend(pair("peak", rate(lane.peak()), theme));
             put(frame, at, Line::from(text));
             let chart = Rect { y: at.y + 1, height: at.height - 1, ..at };
             spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
         } else {
-            let used = 15.min(at.width);
+            let used = 16.min(at.width);
             put(frame, at, Line::from(text));
             let chart = Rect { x: at.x + used, width: at.width - used, ..at };
             spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
@@ -362,9 +365,10 @@ fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'static>> {
             let top = plan.total.0.max(plan.budget.0).max(live.0) as f64;
             let over = plan.total > Bytes::ZERO && live > plan.total;
             let tone = if over { Tone::Bad } else { Tone::Good };
-            let text = format!(" {live} of {} planned{}", plan.total, if over { " ✗ over" } else { "" });
+            let words = if width >= 44 { " planned" } else { "" };
+            let text = format!(" {live} of {}{words}{}", plan.total, if over { " ✗ over" } else { "" });
             let mut line = vec![Span::styled("VRAM ", theme.dim())];
-            let room = width.saturating_sub(text.len() + 5).min(30);
+            let room = width.saturating_sub(crate::ui::text::width(&text) + 5).min(40);
             line.extend(bar(room, ratio_of(live.0 as f64, top), Some(ratio_of(plan.total.0 as f64, top)), theme.tone(tone), theme));
             line.push(Span::raw(text));
             Line::from(line)
@@ -413,29 +417,32 @@ fn log(app: &App, frame: &mut Frame, area: Rect, view: &RunView) {
     let height = area.height as usize;
     let count = view.log.count(app.panes.level);
     let scroll = app.panes.scroll.min(count.saturating_sub(height));
-    let mut text: Vec<Line> = view
-        .log
-        .lines(app.panes.level)
-        .rev()
-        .skip(scroll)
-        .take(height)
-        .map(|l| {
-            let (sign, style) = match (l.level, l.source) {
-                (_, Source::Library) => ("»", theme.dim()),
-                (Level::Info, _) => ("·", theme.dim()),
-                (Level::Warn, _) => ("!", theme.tone(Tone::Notice)),
-                (Level::Error, _) => ("✗", theme.tone(Tone::Bad)),
-            };
-            let clock = format!("{:>5} ", short_time(l.at));
-            let room = (area.width as usize).saturating_sub(clock.len() + 2);
-            let body = if l.source == Source::Library { theme.dim() } else { ratatui::style::Style::default() };
-            Line::from(vec![
-                Span::styled(clock, theme.dim()),
-                Span::styled(format!("{sign} "), style),
-                Span::styled(cut(&l.text, room), body),
-            ])
-        })
-        .collect();
+    let indent = 8;
+    let room = (area.width as usize).saturating_sub(indent);
+    let mut text: Vec<Line> = Vec::new();
+    for l in view.log.lines(app.panes.level).rev().skip(scroll) {
+        if text.len() >= height {
+            break;
+        }
+        let (sign, style) = match (l.level, l.source) {
+            (_, Source::Library) => ("»", theme.dim()),
+            (Level::Info, _) => ("·", theme.dim()),
+            (Level::Warn, _) => ("!", theme.tone(Tone::Notice)),
+            (Level::Error, _) => ("✗", theme.tone(Tone::Bad)),
+        };
+        let body = if l.source == Source::Library { theme.dim() } else { Style::default() };
+        for (i, part) in wrap(&l.text, room).into_iter().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            let head = if i == 0 { format!("{:>5} ", short_time(l.at)) } else { " ".repeat(indent) };
+            let mut spans = vec![Span::styled(head, theme.dim())];
+            if i == 0 {
+                spans.push(Span::styled(format!("{sign} "), style));
+            }
+            spans.push(Span::styled(part, body));
+            text.push(Line::from(spans));
+        }
+    }
+    // The newest line is whole; of the oldest, what fits.
+    text.truncate(height);
     text.reverse();
     lines(frame, area, text, 0);
 }

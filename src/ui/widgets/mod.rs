@@ -80,7 +80,7 @@ pub fn pair(label: &str, value: impl Into<String>, theme: Theme) -> Vec<Span<'st
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut out = Vec::new();
     let width = width.max(1);
-    for paragraph in text.lines() {
+    for paragraph in text.split('\n') {
         let mut line = String::new();
         for word in super::text::clean(paragraph).split(' ') {
             let mut word = word.to_owned();
@@ -121,6 +121,8 @@ mod tests {
             assert_eq!(lines.concat().replace(' ', ""), text.replace(' ', ""), "{width}");
         }
         assert_eq!(wrap("模", 1), ["…"]);
+        assert_eq!(wrap("", 9), [""]);
+        assert_eq!(wrap("a\n\nb", 9), ["a", "", "b"]);
     }
 
     #[test]

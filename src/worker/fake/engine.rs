@@ -101,7 +101,7 @@ impl Engine for FakeEngine {
             status,
             step,
             checkpoint: (status != RunStatus::Aborted).then(|| job.run_dir.join(format!("checkpoint-{step}"))),
-            vram: VramFigures { live: Bytes(5_900_000_000), reserved: Bytes(6_100_000_000), device: Some(Bytes(6_420_000_000)) },
+            vram: VramFigures { live: Bytes(734_003_200), reserved: Bytes(905_969_664), device: Some(Bytes(1_325_400_064)) },
             stats: StreamStats { h2d_s: 0.4 * step as f64, stall_s: 0.02 * step as f64, ..StreamStats::default() },
             residency_peak: 13,
         })
@@ -178,7 +178,7 @@ impl FakeEngine {
                     blocks: states(n, block, phase),
                     disk_read: Bytes(moved.0),
                     h2d: Bytes(moved.1),
-                    vram_live: Some(Bytes(5_500_000_000 + 2_000_000 * (step.min(200)))),
+                    vram_live: Some(Bytes(690_000_000 + 500_000 * step.min(100))),
                 };
                 tell!(EventKind::Progress(progress), visit_s);
             }

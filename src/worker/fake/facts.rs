@@ -102,6 +102,7 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
         ("embedding and head".to_owned(), Bytes(2 * block)),
         ("ring slots".to_owned(), Bytes(config.stream.ring_slots() as u64 * block)),
         ("workspace".to_owned(), Bytes(180_000_000)),
+        ("resident blocks".to_owned(), Bytes(if model.bytes.0 > GB { 4 * block } else { 10 * block })),
     ]);
     let total: Bytes = terms.values().copied().sum();
     let fits = total.0 <= vram_budget;
