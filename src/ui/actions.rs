@@ -96,6 +96,10 @@ impl App {
                 Some(entry) => vec![Effect::LoadReports(vec![entry.dir.clone()])],
                 None => Vec::new(),
             },
+            Screen::Run => match &self.run.started {
+                Some(s) if self.run.finished.is_some() => vec![Effect::LoadReports(vec![s.run_dir.clone()])],
+                _ => Vec::new(),
+            },
             _ => Vec::new(),
         }
     }

@@ -112,7 +112,7 @@ fn hint_line(app: &App, width: usize) -> Line<'static> {
     }
     let mut room = width.saturating_sub(1 + tail(&last));
     let mut shown = Vec::new();
-    for b in on(app.screen).filter(hinted).filter(|b| !general(b.action)) {
+    for b in on(app.screen).filter(hinted).filter(|b| !general(b.action) && useful(app, b.action)) {
         let key = match b.keys[0] {
             "<ret>" => "enter",
             "<space>" => "space",
@@ -129,6 +129,16 @@ fn hint_line(app: &App, width: usize) -> Line<'static> {
         spans.push(Span::styled(format!(" {word}   "), theme.dim()));
     }
     Line::from(spans)
+}
+
+/// Whether an action does anything now: a run that is over can't be paused, one that goes on has no report.
+fn useful(app: &App, action: Action) -> bool {
+    match action {
+        Action::PauseResume | Action::SaveNow | Action::Stop => app.busy(),
+        Action::Confirm if app.screen == Screen::Run => app.run.finished.is_some(),
+        Action::Start => !app.busy(),
+        _ => true,
+    }
 }
 
 fn hint_word(app: &App, action: Action, hint: &'static str) -> &'static str {
@@ -161,14 +171,23 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     let theme = app.theme;
     let chip = format!(" {} ", mode(app));
     let state = if app.handed_over { "preparing".to_owned() } else { app.run.state(app.run_now()) };
-    let mut spans = vec![Span::styled(chip, theme.selected()), Span::raw(format!(" {state}"))];
-    if app.run.running()
-        && let (Some(s), Some(last)) = (&app.run.started, &app.run.last)
-    {
-        spans.push(Span::styled(format!("  step {}/{}", last.step, s.steps_total), theme.dim()));
-    }
     let dropped = format!(" dropped {} ", app.dropped);
-    let room = (area.width as usize).saturating_sub(Line::from(spans.clone()).width() + dropped.len() + 2);
+    let left = |used: usize| (area.width as usize).saturating_sub(used + dropped.len());
+    let mut spans = vec![Span::styled(chip, theme.selected())];
+    let said = app.flash.as_ref().map_or(0, |(_, text, _)| super::text::width(text) + 4);
+    // What was just said comes before what can be read a moment later.
+    if said + state.len() <= left(12) || said == 0 {
+        spans.push(Span::raw(format!(" {state}")));
+        if app.run.running()
+            && let (Some(s), Some(last)) = (&app.run.started, &app.run.last)
+        {
+            let steps = format!("  step {}/{}", last.step, s.steps_total);
+            if said + state.len() + steps.len() <= left(12) {
+                spans.push(Span::styled(steps, theme.dim()));
+            }
+        }
+    }
+    let room = left(Line::from(spans.clone()).width() + 2);
     let typing = match app.screen {
         Screen::Models => app.models.list.typing(),
         Screen::Runs => app.runs.list.typing(),

@@ -92,6 +92,7 @@ pub const BINDINGS: &[Binding] = &[
     b(&["<ret>"], Action::Confirm, "plan", "plan the selected checkpoint", &[Screen::Models]),
     b(&["<ret>"], Action::Start, "start", "start the run that is planned here", &[Screen::Plan]),
     b(&["<ret>"], Action::Confirm, "report", "show the report of the selected run", &[Screen::Runs]),
+    b(&["<ret>"], Action::Confirm, "report", "show the report of the run that has ended", &[Screen::Run]),
     b(&["<ret>", "i"], Action::Edit, "edit", "edit the selected setting as text", &[Screen::Data]),
     b(&["i", "="], Action::Edit, "edit", "edit the selected setting as text", &[Screen::Plan]),
     b(&["h", "<left>"], Action::Left, "", "previous value of the setting", FORMS),

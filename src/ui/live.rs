@@ -142,7 +142,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
             match request {
                 Request::Quit(code) => return Ok(code),
                 Request::Suspend => screen.suspend()?,
-                Request::Redraw => screen.terminal.clear().map_err(lost)?,
+                Request::Redraw => screen.redraw()?,
                 Request::SaveScreen => save_screen(session, screen, results),
             }
         }

@@ -71,7 +71,17 @@ impl Screen {
         // The shell may have left the line in any mode: forget what we believe about it.
         let _ = disable_raw_mode();
         self.held.take().map_err(refused)?;
-        self.terminal.clear().map_err(refused)
+        self.redraw()
+    }
+
+    /// Makes the next frame draw every cell.
+    ///
+    /// # Errors
+    /// The terminal refuses.
+    pub fn redraw(&mut self) -> Result<()> {
+        // Not `clear`: it asks the terminal for the cursor and waits for the answer, which the keys thread takes.
+        let size = self.terminal.size().map_err(refused)?;
+        self.terminal.resize(ratatui::layout::Rect::from((ratatui::layout::Position::ORIGIN, size))).map_err(refused)
     }
 
     /// Lines that libraries wrote since the last call.

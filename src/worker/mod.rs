@@ -18,3 +18,6 @@ pub use handle::RunHandle;
 pub use hub::{HubSink, Record};
 pub use queue::EventQueue;
 pub use signals::Signals;
+
+#[cfg(test)]
+mod tests;

@@ -195,6 +195,9 @@ fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
     if let Some(last) = &view.last {
         t.push(Span::raw(format!(" {:.3}", last.loss)));
     }
+    if let Some(step) = view.not_finite.last() {
+        t.push(Span::styled(format!(" ✗ not finite at step {step}"), theme.tone(Tone::Bad)));
+    }
     if let Some(min) = view.loss.min() {
         t.extend([Span::styled(" min ", theme.dim()), Span::raw(format!("{min:.3}"))]);
     }
@@ -211,9 +214,6 @@ fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
         how.push_str(&format!("  smooth {}", app.panes.smoothing));
     }
     t.push(Span::styled(how, theme.dim()));
-    if let Some(step) = view.not_finite.last() {
-        t.push(Span::styled(format!("  ✗ not finite at step {step}"), theme.tone(Tone::Bad)));
-    }
     t
 }
 
@@ -362,7 +362,7 @@ fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'static>> {
     let live = view.finished.as_ref().map(|f| f.vram.live).filter(|b| b.0 > 0).or(view.vram_peak);
     out.push(match live {
         Some(live) => {
-            let top = plan.total.0.max(plan.budget.0).max(live.0) as f64;
+            let top = plan.total.0.max(live.0) as f64;
             let over = plan.total > Bytes::ZERO && live > plan.total;
             let tone = if over { Tone::Bad } else { Tone::Good };
             let words = if width >= 44 { " planned" } else { "" };

@@ -62,7 +62,7 @@ fn loss(step: u64) -> f64 {
 
 impl Engine for FakeEngine {
     fn run(&mut self, job: &Job, sink: &Arc<dyn EventSink>, control: &Control) -> Result<Outcome> {
-        let mut stopped = None;
+        let (mut stopped, mut complete) = (None, 0);
         let result = self.narrate(&job.config, &job.run_id, &job.run_dir, &mut |kind, _| {
             let progress = matches!(kind, EventKind::Progress(_));
             let step_over = match &kind {
@@ -74,6 +74,7 @@ impl Engine for FakeEngine {
                 wait(self.visit, control);
             }
             if let Some(step) = step_over {
+                complete = step;
                 if control.take_save() {
                     sink.send(saved(step, "checkpoint", &job.run_dir));
                 }
@@ -91,7 +92,7 @@ impl Engine for FakeEngine {
                 }
             }
             if control.stop() == Stop::Now {
-                stopped = Some((RunStatus::Aborted, 0));
+                stopped = Some((RunStatus::Aborted, complete));
                 return false;
             }
             true
