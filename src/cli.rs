@@ -14,13 +14,27 @@ pub fn main() -> ExitCode {
     use crate::worker::Signals;
     use crate::worker::fake::{FakeDesk, FakeEngine, Fault};
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let value = |name: &str| args.iter().position(|a| a == name).and_then(|i| args.get(i + 1)).cloned();
+    let value = |name: &str| {
+        args.iter()
+            .position(|a| a == name)
+            .and_then(|i| args.get(i + 1))
+            .cloned()
+    };
     let results = PathBuf::from(value("--results").unwrap_or_else(|| "results".into()));
     let mut config = RunConfig::default();
     config.model.path = value("--model").unwrap_or_default();
-    config.train.max_steps = std::env::var("BSTUI_FAKE_STEPS").ok().and_then(|s| s.parse().ok()).unwrap_or(0);
-    let Some(ms) = std::env::var("BSTUI_FAKE_ENGINE").ok().and_then(|s| s.parse().ok()) else {
-        let _ = writeln!(std::io::stderr(), "only the scripted engine is here yet: set BSTUI_FAKE_ENGINE=1");
+    config.train.max_steps = std::env::var("BSTUI_FAKE_STEPS")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(0);
+    let Some(ms) = std::env::var("BSTUI_FAKE_ENGINE")
+        .ok()
+        .and_then(|s| s.parse().ok())
+    else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "only the scripted engine is here yet: set BSTUI_FAKE_ENGINE=1"
+        );
         return ExitCode::Usage;
     };
     let fault = match std::env::var("BSTUI_FAKE_FAULT").as_deref() {
@@ -30,8 +44,16 @@ pub fn main() -> ExitCode {
         Ok("nan") => Fault::Nan(2),
         _ => Fault::None,
     };
-    let engine = FakeEngine { visit: Duration::from_millis(ms), fault, ..FakeEngine::default() };
-    let mut options = UiOptions { config, results: results.clone(), ..UiOptions::default() };
+    let engine = FakeEngine {
+        visit: Duration::from_millis(ms),
+        fault,
+        ..FakeEngine::default()
+    };
+    let mut options = UiOptions {
+        config,
+        results: results.clone(),
+        ..UiOptions::default()
+    };
     options.no_color = args.iter().any(|a| a == "--no-color");
     options.ascii = args.iter().any(|a| a == "--ascii");
     let (mut out, mut err) = (std::io::stdout(), std::io::stderr());

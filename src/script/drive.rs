@@ -6,12 +6,12 @@ use crate::clock::Clock;
 use crate::engine::Services;
 use crate::error::{Error, ExitCode};
 use crate::event::{Event, EventKind, Level, RunStatus};
+use crate::plan::Verdict;
 use crate::ui::app::exit_code;
 use crate::ui::keys::{self, Action};
 use crate::ui::run::status_word;
 use crate::ui::screens::plan::chosen;
 use crate::ui::{Msg, Request, Screen, Session, Theme, UiOptions, buffer_text, frame};
-use crate::plan::Verdict;
 use crate::units::secs;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -50,7 +50,10 @@ pub fn run(
             return ExitCode::Usage;
         }
     };
-    let theme = Theme { ascii: options.ascii, ..Theme::plain() };
+    let theme = Theme {
+        ascii: options.ascii,
+        ..Theme::plain()
+    };
     let session = Session::new(options.config, theme, services);
     let mut driver = Driver {
         session,
@@ -77,9 +80,14 @@ pub fn run(
 }
 
 fn read(file: &Path) -> Result<String, Error> {
-    let length = std::fs::metadata(file).map_err(|e| Error::io("read", file, e))?.len();
+    let length = std::fs::metadata(file)
+        .map_err(|e| Error::io("read", file, e))?
+        .len();
     if length > LONGEST {
-        return Err(Error::usage(format!("'{}' is too long for a script", file.display())));
+        return Err(Error::usage(format!(
+            "'{}' is too long for a script",
+            file.display()
+        )));
     }
     std::fs::read_to_string(file).map_err(|e| Error::io("read", file, e))
 }
@@ -142,7 +150,10 @@ impl Driver<'_> {
         let mut told = false;
         while self.session.app.busy() {
             if !told {
-                say(self.err, "the script is over: finishing this step, saving, stopping");
+                say(
+                    self.err,
+                    "the script is over: finishing this step, saving, stopping",
+                );
                 self.session.send(Msg::Act(Action::Stop));
                 told = true;
             }
@@ -180,15 +191,30 @@ impl Driver<'_> {
             }
             Command::Run => self.run()?,
             Command::Wait(what, limit) => self.wait(what, *limit)?,
-            Command::Expect { path, op, value, scope } => {
-                let plan = self.session.app.plan.report().and_then(|p| serde_json::to_value(p).ok());
-                let facts = Facts { report: self.report.as_ref(), plan: plan.as_ref() };
+            Command::Expect {
+                path,
+                op,
+                value,
+                scope,
+            } => {
+                let plan = self
+                    .session
+                    .app
+                    .plan
+                    .report()
+                    .and_then(|p| serde_json::to_value(p).ok());
+                let facts = Facts {
+                    report: self.report.as_ref(),
+                    plan: plan.as_ref(),
+                };
                 facts.check(path, *op, value, *scope).map_err(failed)?;
             }
             Command::ExpectScreen(text) => {
                 let screen = self.draw();
                 if !screen.contains(text.as_str()) {
-                    return Err(failed(format!("the screen does not show \"{text}\"; it shows:\n{screen}")));
+                    return Err(failed(format!(
+                        "the screen does not show \"{text}\"; it shows:\n{screen}"
+                    )));
                 }
             }
             Command::Snapshot(name) => self.snapshot(name)?,
@@ -227,13 +253,24 @@ impl Driver<'_> {
         let Some(plan) = app.plan.report() else {
             return Err(match &self.session.plan_error {
                 Some(e) => bad(e),
-                None => Stop(ExitCode::Usage, "no model: give --model or 'set model.path DIR'".into()),
+                None => Stop(
+                    ExitCode::Usage,
+                    "no model: give --model or 'set model.path DIR'".into(),
+                ),
             });
         };
         let mode = chosen(&app.config, plan);
         if mode.verdict == Verdict::Infeasible {
-            let fix = mode.nearest_fix.as_deref().map(|f| format!("; nearest fix: {f}")).unwrap_or_default();
-            let what = format!("INFEASIBLE ({}): {}{fix}", app.config.train.mode, mode.reasons.join("; "));
+            let fix = mode
+                .nearest_fix
+                .as_deref()
+                .map(|f| format!("; nearest fix: {f}"))
+                .unwrap_or_default();
+            let what = format!(
+                "INFEASIBLE ({}): {}{fix}",
+                app.config.train.mode,
+                mode.reasons.join("; ")
+            );
             return Err(Stop(ExitCode::Infeasible, what));
         }
         (self.report, self.finished) = (None, None);
@@ -259,22 +296,42 @@ impl Driver<'_> {
             };
             let app = &self.session.app;
             if done {
-                let failed_run = app.run.finished.as_ref().filter(|f| over && f.status == RunStatus::Failed);
+                let failed_run = app
+                    .run
+                    .finished
+                    .as_ref()
+                    .filter(|f| over && f.status == RunStatus::Failed);
                 return match failed_run {
-                    Some(f) if *what == Wait::Finished => {
-                        Err(failed(format!("the run failed: {}", f.reason.as_deref().unwrap_or("no reason given"))))
-                    }
+                    Some(f) if *what == Wait::Finished => Err(failed(format!(
+                        "the run failed: {}",
+                        f.reason.as_deref().unwrap_or("no reason given")
+                    ))),
                     _ => Ok(()),
                 };
             }
             if over && !matches!(what, Wait::Screen(_)) {
-                let how = app.run.finished.as_ref().map_or("no run was started", |f| status_word(f.status));
-                let why = app.run.finished.as_ref().and_then(|f| f.reason.clone()).map(|r| format!(": {r}"));
-                return Err(failed(format!("what is waited for can't come: {how}{}", why.unwrap_or_default())));
+                let how = app
+                    .run
+                    .finished
+                    .as_ref()
+                    .map_or("no run was started", |f| status_word(f.status));
+                let why = app
+                    .run
+                    .finished
+                    .as_ref()
+                    .and_then(|f| f.reason.clone())
+                    .map(|r| format!(": {r}"));
+                return Err(failed(format!(
+                    "what is waited for can't come: {how}{}",
+                    why.unwrap_or_default()
+                )));
             }
             if self.clock.now() >= until {
                 let state = app.run.state(app.run_now());
-                return Err(failed(format!("waited {} in vain; state: {state}, step {step}", secs(limit.as_secs_f64()))));
+                return Err(failed(format!(
+                    "waited {} in vain; state: {state}, step {step}",
+                    secs(limit.as_secs_f64())
+                )));
             }
             if idle {
                 std::thread::sleep(NAP);
@@ -300,11 +357,24 @@ impl Driver<'_> {
     fn told(&mut self, event: &Event) {
         let total = self.session.app.run.started.as_ref().map_or(0, |s| s.steps_total);
         let line = match &event.kind {
-            EventKind::Started(s) => format!("run {}: {} {}, {} blocks on {}", s.run_id, s.model, s.verdict, s.n_blocks, s.device),
+            EventKind::Started(s) => format!(
+                "run {}: {} {}, {} blocks on {}",
+                s.run_id, s.model, s.verdict, s.n_blocks, s.device
+            ),
             EventKind::Step(s) => {
-                let left = self.session.app.run.eta(event.at).map(|e| format!(", {} left", secs(e.seconds)));
+                let left = self
+                    .session
+                    .app
+                    .run
+                    .eta(event.at)
+                    .map(|e| format!(", {} left", secs(e.seconds)));
                 let left = left.unwrap_or_default();
-                format!("step {}/{total}: loss {:.4}, {}{left}", s.step, s.loss, secs(s.seconds))
+                format!(
+                    "step {}/{total}: loss {:.4}, {}{left}",
+                    s.step,
+                    s.loss,
+                    secs(s.seconds)
+                )
             }
             EventKind::Eval(e) => format!("held-out loss {:.4} after step {}", e.loss, e.step),
             EventKind::Saved(s) => format!("saved {} of step {}", s.what, s.step),
@@ -313,12 +383,16 @@ impl Driver<'_> {
             EventKind::Notice(n) if n.level == Level::Info => n.text.clone(),
             EventKind::Notice(n) if n.level == Level::Warn => format!("warning: {}", n.text),
             EventKind::Notice(n) => format!("error: {}", n.text),
-            EventKind::Stage(s) if s.total > 0 && s.done >= s.total => format!("{}: {} {}", s.name, s.total, s.unit),
+            EventKind::Stage(s) if s.total > 0 && s.done >= s.total => {
+                format!("{}: {} {}", s.name, s.total, s.unit)
+            }
             EventKind::Finished(f) => {
                 self.finished = Some(exit_code(f));
                 let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
                 let resume = f.checkpoint.as_deref().filter(|_| exit_code(f) != ExitCode::Ok);
-                let resume = resume.map(|c| format!("; resume with --resume {}", c.display())).unwrap_or_default();
+                let resume = resume
+                    .map(|c| format!("; resume with --resume {}", c.display()))
+                    .unwrap_or_default();
                 format!("{} after step {}{why}{resume}", status_word(f.status), f.step)
             }
             _ => return,
@@ -331,7 +405,9 @@ impl Driver<'_> {
 
     /// Reads the report of the run that has ended, and prints its path.
     fn reported(&mut self) {
-        let Some(dir) = self.session.app.run.started.as_ref().map(|s| s.run_dir.clone()) else { return };
+        let Some(dir) = self.session.app.run.started.as_ref().map(|s| s.run_dir.clone()) else {
+            return;
+        };
         match self.session.report(&dir) {
             Ok(report) => {
                 self.report = Some(report);
@@ -343,12 +419,21 @@ impl Driver<'_> {
 
     fn draw(&mut self) -> String {
         let app = &self.session.app;
-        let drawn = self.terminal.draw(|f| frame::draw(app, f)).expect("a test backend has no errors");
+        let drawn = self
+            .terminal
+            .draw(|f| frame::draw(app, f))
+            .expect("a test backend has no errors");
         buffer_text(drawn.buffer)
     }
 
     fn snapshot(&mut self, name: &str) -> Result<(), Stop> {
-        let folder = self.session.app.run.started.as_ref().map_or_else(|| self.results.clone(), |s| s.run_dir.clone());
+        let folder = self
+            .session
+            .app
+            .run
+            .started
+            .as_ref()
+            .map_or_else(|| self.results.clone(), |s| s.run_dir.clone());
         let path = folder.join(format!("{name}.txt"));
         let text = self.draw();
         std::fs::create_dir_all(&folder).map_err(|e| bad(&Error::io("create", &folder, e)))?;

@@ -94,7 +94,11 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
     loop {
         if dirty && attached {
             // A terminal that is gone must not cost the run: save, stop, leave.
-            if screen.terminal.draw(|f| super::frame::draw(&session.app, f)).is_err() {
+            if screen
+                .terminal
+                .draw(|f| super::frame::draw(&session.app, f))
+                .is_err()
+            {
                 attached = false;
                 session.send(Msg::Leave(ExitCode::Terminated));
             }
@@ -168,7 +172,10 @@ fn read_keys() -> Result<mpsc::Receiver<Input>> {
 fn save_screen(session: &mut Session<'_>, screen: &mut Screen, results: &Path) {
     let name = format!("screen-{}.txt", clock::utc(clock::unix_now()).replace(':', ""));
     let path = results.join(name);
-    let buffer = screen.terminal.draw(|f| super::frame::draw(&session.app, f)).map(|done| done.buffer.clone());
+    let buffer = screen
+        .terminal
+        .draw(|f| super::frame::draw(&session.app, f))
+        .map(|done| done.buffer.clone());
     let written = buffer.and_then(|b| std::fs::write(&path, buffer_text(&b)));
     session.send(match written {
         Ok(()) => Msg::Say(Level::Info, format!("screen written to {}", path.display())),

@@ -7,5 +7,5 @@ mod facts;
 mod record;
 
 pub use desk::FakeDesk;
-pub use engine::{Fault, FakeEngine, narrate};
+pub use engine::{FakeEngine, Fault, narrate};
 pub use facts::{machine, models, plan, runs};
