@@ -192,9 +192,13 @@ fn case_tr_09_sigterm_saves_restores_the_terminal_and_exits_143() {
             .unwrap()
             .success()
     );
-    let code = t.code();
-    assert!(code == 143 || t.position("Terminated").is_some(), "{code}");
+    assert_eq!(t.code(), 143);
     assert!(t.position(LEAVE_SCREEN).is_some() && t.cooked());
+    assert!(
+        t.shown().contains("terminated, saved after step") && t.shown().contains("train --resume"),
+        "{}",
+        t.shown()
+    );
     let report = std::fs::read_to_string(t.results.path().join("fake-1/report.json")).unwrap();
     assert!(report.contains("\"status\": \"terminated\""), "{report}");
 }
@@ -407,4 +411,37 @@ fn case_ui_18_a_script_keeps_data_on_stdout_and_progress_on_stderr() {
             .unwrap()
             .contains("t.script:3: unknown command 'nonsense'")
     );
+}
+
+#[test]
+fn case_tr_09_signals_end_a_script_saved_and_by_their_number() {
+    for (signal, code) in [("-TERM", 143), ("-INT", 130)] {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("t.script");
+        std::fs::write(&script, "run\nwait finished 60s\n").unwrap();
+        let mut child = Command::new(BINARY)
+            .envs([("BSTUI_FAKE_ENGINE", "1"), ("BSTUI_FAKE_STEPS", "100000")])
+            .arg("--script")
+            .arg(&script)
+            .arg("--results")
+            .arg(dir.path())
+            .args(["--model", "models/SmolLM2-135M-Instruct"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+        assert!(lines.any(|l| l.unwrap().starts_with("step 2/")), "it trains");
+        assert!(
+            Command::new("kill")
+                .args([signal, &child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
+        let rest: Vec<String> = lines.map(Result::unwrap).collect();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{rest:?}");
+        assert!(rest.iter().any(|l| l.contains("train --resume")), "{rest:?}");
+    }
 }

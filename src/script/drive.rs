@@ -23,6 +23,8 @@ use std::time::Duration;
 
 /// How long the driver sleeps when the run says nothing.
 const NAP: Duration = Duration::from_millis(10);
+/// Seconds of silence after which a waiting script says where the run stands.
+const QUIET: f64 = 10.0;
 /// Longest script that is read.
 const LONGEST: u64 = 1 << 20;
 
@@ -62,6 +64,7 @@ pub fn run(
         results: options.results,
         report: None,
         finished: None,
+        said: 0.0,
         left: None,
         out,
         err,
@@ -124,6 +127,8 @@ struct Driver<'a> {
     report: Option<Value>,
     /// How the newest run ended.
     finished: Option<ExitCode>,
+    /// When something was last said.
+    said: f64,
     /// The workbench was left by a key or a line.
     left: Option<ExitCode>,
     out: &'a mut dyn Write,
@@ -351,7 +356,27 @@ impl Driver<'_> {
         for event in &events {
             self.told(event);
         }
+        self.still_there();
         events.len()
+    }
+
+    /// A step may take minutes: says where it stands when nothing else has been said for a while.
+    fn still_there(&mut self) {
+        let (app, now) = (&self.session.app, self.clock.now());
+        if !app.busy() || now - self.said < QUIET {
+            return;
+        }
+        let place = app.run.progress.as_ref().map_or(String::new(), |p| {
+            format!(
+                ", step {}: block {}, visit {} of {}",
+                p.step,
+                p.block,
+                p.visit + 1,
+                p.visits
+            )
+        });
+        say(self.err, &format!("{}{place}", app.run.state(app.run_now())));
+        self.said = now;
     }
 
     fn told(&mut self, event: &Event) {
@@ -388,16 +413,12 @@ impl Driver<'_> {
             }
             EventKind::Finished(f) => {
                 self.finished = Some(exit_code(f));
-                let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
-                let resume = f.checkpoint.as_deref().filter(|_| exit_code(f) != ExitCode::Ok);
-                let resume = resume
-                    .map(|c| format!("; resume with --resume {}", c.display()))
-                    .unwrap_or_default();
-                format!("{} after step {}{why}{resume}", status_word(f.status), f.step)
+                self.session.app.run.ending().join("\n")
             }
             _ => return,
         };
         say(self.err, &line);
+        self.said = self.clock.now();
         if matches!(event.kind, EventKind::Finished(_)) {
             self.reported();
         }

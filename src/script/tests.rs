@@ -297,7 +297,7 @@ fn stop_and_the_end_of_the_script_save_and_exit_four() {
         let r = ran_with(script, slow(), &Signals::none(), |c| c.train.max_steps = 10_000);
         assert_eq!(r.code, ExitCode::StoppedEarly, "{script}: {}", r.err);
         assert!(
-            r.err.contains("stopped, saved") && r.err.contains("--resume"),
+            r.err.contains("stopped, saved") && r.err.contains("go on with: blockstream-tui train --resume"),
             "{}",
             r.err
         );
@@ -331,7 +331,8 @@ fn case_tr_09_a_signal_in_a_script_saves_and_exits_by_its_number() {
         send.join().unwrap();
         assert_eq!(r.code, code, "{}", r.err);
         assert!(
-            r.err.contains("saved checkpoint") && r.err.contains("resume with --resume"),
+            r.err.contains("saved checkpoint")
+                && r.err.contains("go on with: blockstream-tui train --resume"),
             "{}",
             r.err
         );

@@ -4,6 +4,7 @@
 
 use super::app::Msg;
 use super::noise::Noise;
+use super::run::RunView;
 use super::session::{Request, Session};
 use super::term::{self, Screen};
 use super::theme::Theme;
@@ -13,6 +14,7 @@ use crate::engine::Services;
 use crate::error::{Error, ExitCode, Result};
 use crate::event::Level;
 use ratatui::crossterm::event::{self as input, Event as Input};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -55,7 +57,22 @@ pub fn run(services: &mut dyn Services, options: UiOptions) -> Result<ExitCode> 
     }
     let noise = Noise::redirect(&options.results.join("blockstream-tui.log"))?;
     let mut screen = Screen::enter(noise)?;
-    runtime.block_on(watch(&mut session, &mut screen, &options.results))
+    let code = runtime.block_on(watch(&mut session, &mut screen, &options.results));
+    drop(screen);
+    // A terminal that is gone can't be told, and the run's folder says the same.
+    let _ = std::io::stderr().write_all(farewell(&session.app.run).as_bytes());
+    code
+}
+
+/// What is said once the screen is gone.
+fn farewell(run: &RunView) -> String {
+    let report = run.started.as_ref().filter(|_| run.finished.is_some());
+    let report = report.map(|s| format!("report: {}", s.run_dir.join("report.json").display()));
+    run.ending()
+        .into_iter()
+        .chain(report)
+        .map(|line| line + "\n")
+        .collect()
 }
 
 /// Signals that reach the screen as messages.

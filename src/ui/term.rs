@@ -52,9 +52,16 @@ impl Screen {
             noise: Mutex::new(Some(noise)),
         });
         hook(&held);
-        held.take().map_err(refused)?;
-        let terminal = Terminal::new(CrosstermBackend::new(tty)).map_err(refused)?;
-        Ok(Screen { terminal, held })
+        let taken = held
+            .take()
+            .and_then(|()| Terminal::new(CrosstermBackend::new(tty)));
+        match taken {
+            Ok(terminal) => Ok(Screen { terminal, held }),
+            Err(e) => {
+                held.release();
+                Err(refused(e))
+            }
+        }
     }
 
     /// Gives the terminal back, stops this process, and takes the terminal again when it is continued.

@@ -142,7 +142,9 @@ impl Services for Desk {
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         let env = (self.options.env)(config, &plan.machine);
-        let (run_id, run_dir) = report::new_run_dir(&self.results(config), &plan.model, &config.train.mode)?;
+        // The Runs screen lists what this run goes into.
+        self.options.results = self.results(config);
+        let (run_id, run_dir) = report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?;
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
         let job = Job {
             config: config.clone(),

@@ -75,7 +75,7 @@ fn slow() -> FakeEngine {
     FakeEngine {
         n_blocks: 4,
         visit: Duration::from_millis(2),
-        fault: Fault::None,
+        ..FakeEngine::default()
     }
 }
 
@@ -291,7 +291,7 @@ fn case_tr_09_a_signal_saves_and_is_named_a_second_stops_at_once() {
         let engine = FakeEngine {
             n_blocks: 4,
             visit: long,
-            fault: Fault::None,
+            ..FakeEngine::default()
         };
         let run = spawn(engine, 1_000, &notes, &signals);
         let (mut saved, mut warned) = (0, 0);
@@ -348,7 +348,7 @@ fn dropping_a_run_stops_it_within_a_block() {
     let engine = FakeEngine {
         n_blocks: 4,
         visit: Duration::from_secs(3_600),
-        fault: Fault::None,
+        ..FakeEngine::default()
     };
     let run = spawn(engine, 5, &Notes::default(), &Signals::none());
     let since = Instant::now();

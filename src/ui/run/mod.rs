@@ -202,13 +202,18 @@ impl RunView {
         self.log.push(self.at, level, Source::Run, &text.into());
     }
 
-    /// Mean seconds of the newest steps (the first, a warm-up, only while it is alone), and how many they are.
+    /// Mean seconds of the newest steps, and how many they are. The first of a run is a warm-up and counts only while
+    /// it is alone; one that took far longer than the rest (the machine slept) does not count.
     #[must_use]
     pub fn step_time(&self) -> Option<(f64, usize)> {
+        const FAR: f64 = 8.0;
         let warm_up_in = self.steps_seen == self.step_times.len();
         let skip = usize::from(warm_up_in && self.step_times.len() > 1);
-        let n = self.step_times.len().checked_sub(skip).filter(|n| *n > 0)?;
-        Some((self.step_times.iter().skip(skip).sum::<f64>() / n as f64, n))
+        let mut times: Vec<f64> = self.step_times.iter().skip(skip).copied().collect();
+        times.sort_by(f64::total_cmp);
+        let median = *times.get(times.len() / 2)?;
+        times.retain(|t| *t <= FAR * median);
+        Some((times.iter().sum::<f64>() / times.len() as f64, times.len()))
     }
 
     /// Seconds that the step in progress still takes, at run time `at`.
@@ -244,6 +249,28 @@ impl RunView {
             window,
             evals,
         })
+    }
+
+    /// How the run ended and how it goes on, a line each; nothing before it has ended.
+    #[must_use]
+    pub fn ending(&self) -> Vec<String> {
+        let Some(f) = &self.finished else {
+            return Vec::new();
+        };
+        let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
+        let mut lines = vec![format!("{} after step {}{why}", status_word(f.status), f.step)];
+        if f.status != RunStatus::Finished {
+            lines.push(match (&f.checkpoint, &self.started) {
+                (Some(_), Some(s)) => {
+                    format!(
+                        "go on with: blockstream-tui train --resume {}",
+                        s.run_dir.display()
+                    )
+                }
+                _ => "nothing was saved".into(),
+            });
+        }
+        lines
     }
 
     /// The state in words, at run time `at`: a request is acknowledged here before the trainer answers it.

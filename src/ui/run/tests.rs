@@ -156,3 +156,16 @@ fn requests_are_shown_until_they_are_answered() {
     );
     assert_eq!(view.state(3.0), "training");
 }
+
+#[test]
+fn the_eta_forgets_a_step_in_which_the_machine_slept() {
+    let mut events = vec![(0.0, started(100, 0))];
+    let mut at = 0.0;
+    for n in 1..=10 {
+        let seconds = if n == 7 { 7_200.0 } else { 10.0 };
+        at += seconds;
+        events.push((at, step(n, seconds)));
+    }
+    let eta = fold(events, 0).eta(at).unwrap();
+    assert!((eta.seconds - 900.0).abs() < 1.0, "{eta:?}");
+}

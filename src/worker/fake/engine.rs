@@ -31,6 +31,21 @@ pub enum Fault {
     Noise(u64),
 }
 
+impl Fault {
+    /// The fault of a name, as `BSTUI_FAKE_FAULT` gives it: `noise` in the first step, the others in the second.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Fault> {
+        match name {
+            "" => Some(Fault::None),
+            "noise" => Some(Fault::Noise(1)),
+            "error" => Some(Fault::Error(2)),
+            "panic" => Some(Fault::Panic(2)),
+            "nan" => Some(Fault::Nan(2)),
+            _ => None,
+        }
+    }
+}
+
 /// A trainer that trains nothing.
 #[derive(Clone, Debug)]
 pub struct FakeEngine {
@@ -38,6 +53,8 @@ pub struct FakeEngine {
     pub n_blocks: usize,
     /// Wall-clock time of a visit; zero runs flat out.
     pub visit: Duration,
+    /// Steps of a run, whatever its config says.
+    pub steps: Option<u64>,
     /// What goes wrong.
     pub fault: Fault,
 }
@@ -47,6 +64,7 @@ impl Default for FakeEngine {
         FakeEngine {
             n_blocks: 30,
             visit: Duration::ZERO,
+            steps: None,
             fault: Fault::None,
         }
     }
@@ -165,14 +183,12 @@ impl FakeEngine {
         run_dir: &Path,
         tell: &mut dyn FnMut(EventKind, f64) -> bool,
     ) -> Result<u64> {
-        let (n, steps) = (
-            self.n_blocks,
-            if config.train.max_steps == 0 {
-                40
-            } else {
-                config.train.max_steps
-            },
-        );
+        let configured = if config.train.max_steps == 0 {
+            40
+        } else {
+            config.train.max_steps
+        };
+        let (n, steps) = (self.n_blocks, self.steps.unwrap_or(configured));
         let visit_s = if self.visit.is_zero() {
             0.02
         } else {
