@@ -1,64 +1,161 @@
-//! cli: see src/ARCHITECTURE.md. (A stand-in until the command line is written.)
+//! The command line: parses it, builds what a command needs, and turns its end into an exit code.
+//!
+//! Data goes to stdout, progress and errors to stderr.
 
-use crate::config::RunConfig;
-use crate::error::ExitCode;
+mod args;
+mod desk;
+#[cfg(feature = "torch")]
+mod generate;
+mod print;
+mod train;
+
+use args::{Cli, Command, ConfigArgs, DataCommand};
+use clap::Parser;
+
+use crate::checkpoint;
+use crate::config::load;
+use crate::error::{Error, ExitCode, Result};
+use crate::{data, device, doctor, export, plan, report};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Runs the program; the code it exits with.
-#[cfg(feature = "tui")]
 #[must_use]
 pub fn main() -> ExitCode {
-    use crate::ui::UiOptions;
+    let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help and version are answers, not mistakes.
+            let code = if e.use_stderr() { ExitCode::Usage } else { ExitCode::Ok };
+            let _ = e.print();
+            return code;
+        }
+    };
+    dispatch(cli).unwrap_or_else(|e| {
+        let _ = writeln!(std::io::stderr(), "error: {e}");
+        e.exit_code()
+    })
+}
+
+fn dispatch(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        None => workbench(&cli),
+        Some(Command::Plan { checkpoint, config, json }) => show_plan(&config.loaded(Some(&checkpoint))?, json),
+        Some(Command::Train(args)) => train::train(&args),
+        Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
+        #[cfg(feature = "torch")]
+        Some(Command::Generate(args)) => generate::generate(&args),
+        #[cfg(not(feature = "torch"))]
+        Some(Command::Generate(_)) => Err(crate::engine::no_engine()),
+        Some(Command::Import { file, to }) => import(&file, &to),
+        Some(Command::Export { run, to, dest }) => {
+            let path = match dest {
+                Some(dest) => export::export_to(&run, &to, &dest)?,
+                None => export::export(&run, &to)?,
+            };
+            print::line(&path.display().to_string())
+        }
+        Some(Command::Verify { run }) => {
+            let verified = report::verify(&run)?;
+            for problem in &verified.problems {
+                print::progress(problem);
+            }
+            print::line(if verified.ok { "every file is as the report recorded it" } else { "files differ from the report" })?;
+            Ok(if verified.ok { ExitCode::Ok } else { ExitCode::Failed })
+        }
+        Some(Command::Compare { runs, json }) => {
+            let comparison = report::compare(&runs)?;
+            if json { print::json(&comparison.json) } else { print::line(comparison.text.trim_end()) }
+        }
+        Some(Command::Doctor { disk, json }) => {
+            let value = doctor::report(disk);
+            if json { print::json(&value) } else { print::line(doctor::render(&value).trim_end()) }
+        }
+        Some(Command::Models { places, json }) => models(&places, json),
+        Some(Command::Replay { run, speed }) => train::replay(&run, speed),
+    }
+}
+
+#[cfg(feature = "tui")]
+fn workbench(cli: &Cli) -> Result<ExitCode> {
+    use crate::ui::{self, UiOptions};
     use crate::worker::Signals;
-    use crate::worker::fake::from_env;
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let value = |name: &str| {
-        args.iter()
-            .position(|a| a == name)
-            .and_then(|i| args.get(i + 1))
-            .cloned()
-    };
-    let results = PathBuf::from(value("--results").unwrap_or_else(|| "results".into()));
-    let mut config = RunConfig::default();
-    config.model.path = value("--model").unwrap_or_default();
-    let mut options = UiOptions {
-        config,
+
+    let loaded = cli.config.loaded(None)?;
+    let results = loaded.config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
+    let options = UiOptions {
+        config: loaded.config,
+        no_color: cli.no_color,
+        ascii: cli.ascii,
         results: results.clone(),
-        ..UiOptions::default()
+        notes: loaded.notes,
     };
-    options.no_color = args.iter().any(|a| a == "--no-color");
-    options.ascii = args.iter().any(|a| a == "--ascii");
-    let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
-    let script = value("--script");
-    let signals = if script.is_some() {
-        Signals::install()
+    // On a screen Ctrl-C is a key, and the screen answers signals itself; the run's record names them either way.
+    let signals = if cli.script.is_some() { Signals::install()? } else { Signals::observe()? };
+    let mut services = desk::services(results, &options.config, signals)?;
+    match &cli.script {
+        Some(file) => {
+            let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+            Ok(crate::script::run(file, services.as_mut(), options, &mut out, &mut err))
+        }
+        None => ui::run(services.as_mut(), options),
+    }
+}
+
+#[cfg(not(feature = "tui"))]
+fn workbench(_: &Cli) -> Result<ExitCode> {
+    Err(Error::usage("this build has no screen (feature 'tui' is off)").next("use a subcommand; --help lists them"))
+}
+
+fn show_plan(loaded: &load::Loaded, json: bool) -> Result<ExitCode> {
+    let config = &loaded.config;
+    let opened = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
+    let machine = device::machine(config, Some(&opened.dir))?;
+    let report = plan::plan(&opened, &machine, config)?;
+    loaded.notes.iter().for_each(|n| print::progress(n));
+    if json {
+        print::json(&serde_json::to_value(&report).map_err(|e| Error::run(format!("the plan as JSON: {e}")))?)?;
     } else {
-        Signals::observe()
-    };
-    let services = signals.and_then(|s| from_env(&results, &s));
-    let mut desk = match services {
-        Ok(Some(desk)) => desk,
-        Ok(None) => {
-            let _ = writeln!(
-                err,
-                "only the scripted engine is here yet: set BSTUI_FAKE_ENGINE=1"
-            );
-            return ExitCode::Usage;
-        }
-        Err(e) => {
-            let _ = writeln!(err, "{e}");
-            return e.exit_code();
-        }
-    };
-    if let Some(file) = script {
-        return crate::script::run(file.as_ref(), desk.as_mut(), options, &mut out, &mut err);
+        print::line(plan::explain(&report).trim_end())?;
     }
-    match crate::ui::run(desk.as_mut(), options) {
-        Ok(code) => code,
-        Err(e) => {
-            let _ = writeln!(err, "{e}");
-            e.exit_code()
-        }
+    let chosen = if config.train.mode == "full" { &report.modes.full } else { &report.modes.lora };
+    Ok(if chosen.verdict == plan::Verdict::Infeasible { ExitCode::Infeasible } else { ExitCode::Ok })
+}
+
+fn inspect(args: &args::InspectArgs) -> Result<ExitCode> {
+    let mut config = ConfigArgs::default().loaded(Some(&args.model))?.config;
+    config.data.files = vec![args.file.clone()];
+    for pair in &args.set {
+        let (key, value) = pair
+            .split_once('=')
+            .ok_or_else(|| Error::usage(format!("--set '{pair}' has no '='")).next("write --set data.max_length=512"))?;
+        load::set(&mut config, key, value)?;
     }
+    let opened = checkpoint::open(&checkpoint::resolve(&args.model)?)?;
+    let today = data::Date::day_of(crate::clock::unix_now());
+    let view = data::inspect(&args.file, args.row, &config, (&opened).into(), today)?;
+    if args.json { print::json(&view.to_json()) } else { print::line(view.to_text().trim_end()) }
+}
+
+fn import(file: &Path, to: &Path) -> Result<ExitCode> {
+    let mut last = String::new();
+    let dir = checkpoint::import_gguf(file, to, &mut |stage| print::stage(&stage, &mut last))?;
+    print::line(&dir.display().to_string())
+}
+
+fn models(places: &[PathBuf], json: bool) -> Result<ExitCode> {
+    let found = checkpoint::list(&desk::places(places));
+    if json {
+        return print::json(&serde_json::json!({ "schema": 1, "models": found }));
+    }
+    if found.is_empty() {
+        print::progress("no checkpoint found here or in the hub cache; give a folder: models DIR");
+    }
+    for m in found {
+        let what = m.problem.unwrap_or_else(|| {
+            format!("{}, {} parameters, {}, {} blocks", m.family, crate::units::count(m.params), m.bytes, m.n_blocks)
+        });
+        print::line(&format!("{}  [{}]  {what}", m.name, m.origin))?;
+    }
+    Ok(ExitCode::Ok)
 }

@@ -29,6 +29,8 @@ pub struct Job {
     pub run_dir: PathBuf,
     /// Name of that folder.
     pub run_id: String,
+    /// The plan this run executes: placement, slots, budgets.
+    pub plan: crate::plan::PlanReport,
     /// Checkpoint folder to resume from.
     pub resume: Option<PathBuf>,
 }

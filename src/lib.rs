@@ -5,6 +5,7 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod event;
+pub mod files;
 pub mod units;
 
 pub mod checkpoint;
@@ -38,3 +39,8 @@ pub mod ui;
 pub mod cli;
 #[cfg(feature = "tui")]
 pub mod script;
+
+/// Fixtures shared with the integration tests.
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+pub mod support;

@@ -1,5 +1,5 @@
-//! The program: parses the command line and exits with its code.
+//! The program: runs the command line and exits with its code.
+
 fn main() {
-    #[cfg(feature = "tui")]
     std::process::exit(blockstream_tui::cli::main() as i32);
 }

@@ -4,39 +4,57 @@
 //! Headers, indexes and configs are hostile input: every length and name is checked before use.
 
 pub mod adapter;
+pub mod families;
+pub mod files;
+pub mod gguf;
+pub mod header;
+pub mod hub;
+pub mod index;
+pub mod inventory;
 pub mod types;
+pub mod vocab;
+pub mod write;
+
+mod find;
+mod open;
+mod rope;
+mod sniff;
 
 pub use types::{
-    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds, TensorInfo,
-    WeightFile,
+    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds,
+    TensorInfo, WeightFile,
 };
 
 use crate::engine::ModelEntry;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::event::Stage;
 use std::path::{Path, PathBuf};
 
 /// Opens the checkpoint in `dir`: reads headers and config, checks them, touches no weight.
 ///
+/// `dir` is a model folder, a snapshot folder of the hub cache, or a `models--owner--name` folder (then `refs/main`).
+///
 /// # Errors
 /// Anything missing, malformed, inconsistent or unsupported, by file and tensor name.
 pub fn open(dir: &Path) -> Result<Checkpoint> {
-    Err(Error::checkpoint(format!("cannot open '{}'", dir.display())))
+    open::open(dir, open::Depth::Whole)
 }
 
-/// Turns what the user typed (a folder, a hub cache folder, or `owner/name` in the hub cache) into a model folder.
+/// Turns what the user typed (a folder, a hub cache folder, or `owner/name[@revision]` in the hub cache) into a model
+/// folder.
 ///
 /// # Errors
 /// Nothing is there; says where it looked.
 pub fn resolve(model: &str) -> Result<PathBuf> {
-    Ok(PathBuf::from(model))
+    find::resolve_in(model, hub::cache_dir().as_deref())
 }
 
 /// Checkpoints found in `places` (folders that are or contain model folders) and in the hub cache.
+///
+/// Reads headers and configs only. A folder that can't be used is listed with its problem.
 #[must_use]
 pub fn list(places: &[PathBuf]) -> Vec<ModelEntry> {
-    let _ = places;
-    Vec::new()
+    find::list_in(places, hub::cache_dir().as_deref())
 }
 
 /// Turns a GGUF file into a Hugging Face folder at `to` (F16 weights, tokenizer, template), atomically.
@@ -44,6 +62,14 @@ pub fn list(places: &[PathBuf]) -> Vec<ModelEntry> {
 /// # Errors
 /// Not a GGUF, an unsupported tensor type or architecture, or `to` exists and isn't empty.
 pub fn import_gguf(gguf: &Path, to: &Path, progress: &mut dyn FnMut(Stage)) -> Result<PathBuf> {
-    let _ = (to, progress);
-    Err(Error::checkpoint(format!("cannot import '{}'", gguf.display())))
+    gguf::import(gguf, to, progress)
+}
+
+/// Writes a new index over the safetensors files that lie in `dir`, for a model whose index is stale or gone. Only ever
+/// at the user's request. Returns the index's path.
+///
+/// # Errors
+/// No safetensors files, a header that can't be read, or one tensor name in two files.
+pub fn rebuild_index(dir: &Path) -> Result<PathBuf> {
+    index::rebuild(dir)
 }

@@ -2,7 +2,12 @@
 //!
 //! Precedence: defaults < file < `BSTUI_*` environment < flags. Unknown keys are errors that name the nearest key.
 
+mod check;
+mod keys;
 pub mod load;
+pub mod size;
+
+pub use keys::nearest;
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

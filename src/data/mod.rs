@@ -1,17 +1,54 @@
 //! From rows in files to token ids with a loss mask: formats, chat template, masks, sampler.
 
+pub mod chat;
+pub mod collate;
+pub mod formats;
+pub mod inspect;
+pub mod mask;
+pub mod messages;
+pub mod pipeline;
+pub mod reader;
+pub mod sampler;
+mod tally;
+pub mod template;
+pub mod tokenizer;
+
+#[cfg(test)]
+mod mask_tests;
+#[cfg(test)]
+mod pipeline_tests;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tokenizer_tests;
+
+pub use chat::{Chat, ModelFiles};
+pub use collate::{Batch, micro_batches};
+pub use inspect::{Inspection, inspect};
+pub use sampler::Sampler;
+pub use template::Date;
+
 use crate::checkpoint::Checkpoint;
+use crate::clock;
 use crate::config::RunConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::event::{DataFacts, Stage};
 
 /// One tokenised row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     /// Token ids.
     pub ids: Vec<u32>,
     /// Whether the token at the same place carries loss (is predicted by the one before it).
     pub trained: Vec<bool>,
+}
+
+impl Row {
+    /// Tokens that carry loss; the first never does.
+    #[must_use]
+    pub fn trained_tokens(&self) -> usize {
+        self.trained.iter().skip(1).filter(|t| **t).count()
+    }
 }
 
 /// Everything a run trains and evaluates on.
@@ -29,36 +66,33 @@ pub struct Dataset {
 
 /// Reads, renders, tokenises and masks the files of `config.data` with the checkpoint's tokenizer and template.
 ///
+/// The chat template sees today's date (UTC), which [`DataFacts::template_date`] keeps: a run that is resumed on
+/// another day passes it to [`prepare_dated`] and gets the same rows.
+///
 /// # Errors
 /// Any fault of files, rows or template that isn't allowed by a flag; names file and line. No usable row.
-pub fn prepare(config: &RunConfig, checkpoint: &Checkpoint, progress: &mut dyn FnMut(Stage)) -> Result<Dataset> {
-    let _ = (config, checkpoint, progress);
-    Err(Error::data("no data"))
+pub fn prepare(
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<Dataset> {
+    pipeline::prepare(
+        config,
+        checkpoint.into(),
+        Date::day_of(clock::unix_now()),
+        progress,
+    )
 }
 
-/// Which rows train at which step: a seeded permutation per epoch, a pure function of the step.
+/// [`prepare`] with the template's date given, as [`DataFacts::template_date`] writes it.
 ///
-/// Resume needs no state but the step count. ChaCha8 keyed by (seed, epoch); documented and fixed.
-#[derive(Clone, Debug)]
-pub struct Sampler {
-    /// Rows in the set.
-    pub n_rows: usize,
-    /// Rows per optimizer step (batch × accumulation).
-    pub rows_per_step: usize,
-    /// Seed.
-    pub seed: u64,
-}
-
-impl Sampler {
-    /// Row indices of step `step` (from 0); wraps over epoch borders, every row once per epoch.
-    #[must_use]
-    pub fn rows(&self, step: u64) -> Vec<usize> {
-        let _ = step;
-        Vec::new()
-    }
-    /// Epochs done after `steps` steps.
-    #[must_use]
-    pub fn epoch(&self, steps: u64) -> f64 {
-        steps as f64 * self.rows_per_step as f64 / self.n_rows.max(1) as f64
-    }
+/// # Errors
+/// As [`prepare`]; also a date that isn't one.
+pub fn prepare_dated(
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    date: &str,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<Dataset> {
+    pipeline::prepare(config, checkpoint.into(), Date::parse(date)?, progress)
 }

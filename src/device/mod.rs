@@ -1,6 +1,17 @@
 //! The only code that asks hardware: GPU, NVML, host memory, drives, counters.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod disk;
+pub mod gpu;
+pub mod host;
+pub mod io;
 pub mod machine;
+pub mod nvml;
+pub mod probe;
+pub mod profile;
+#[cfg(feature = "torch")]
+pub mod shim;
 
 pub use machine::{Disk, Gpu, Machine, Ram};
 
@@ -10,11 +21,19 @@ use std::path::Path;
 
 /// Measures this machine once, or reads `config.machine`'s profile. Takes well under a second.
 ///
-/// `model_dir`'s drive is the one described; `config.stream` budgets are not applied here.
+/// `model_dir`'s drive is the one described; `config.stream` budgets are not applied here. With `train.device = cpu`
+/// the GPU is left alone and out.
 ///
 /// # Errors
 /// The named profile can't be read.
 pub fn machine(config: &RunConfig, model_dir: Option<&Path>) -> Result<Machine> {
-    let _ = (config, model_dir);
-    Err(crate::error::Error::device("not measured"))
+    let use_gpu = config.train.device != "cpu";
+    let mut machine = match &config.machine {
+        Some(file) => profile::load(file)?,
+        None => probe::measure(model_dir, use_gpu),
+    };
+    if !use_gpu {
+        machine.gpu = None;
+    }
+    Ok(machine)
 }

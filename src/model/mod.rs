@@ -1,1 +1,52 @@
-//! model: see src/ARCHITECTURE.md.
+//! One decoder in parts, as functions over tensors: the weights are borrowed from a slot for one visit.
+//!
+//! All families here share the pre-norm block of Llama; biases, q/k norms and windows are there or not by what the
+//! checkpoint holds. Shapes: B rows, S positions, H hidden, D head width. Checked against transformers by golden files.
+
+pub mod attention;
+pub mod block;
+pub mod dropout;
+pub mod head;
+pub mod lora;
+pub mod norm;
+pub mod resident;
+pub mod rope;
+pub mod weights;
+
+pub use block::{BlockContext, block_forward};
+pub use lora::{Adapter, AdapterLayout, Linear};
+pub use resident::Residents;
+pub use weights::{BlockWeights, kind_of};
+
+use crate::checkpoint::{Checkpoint, Dtype};
+use tch::{Device, Kind};
+
+/// The type blocks compute in: f32 on CPU; on a GPU the stored type of most of the blocks' bytes.
+#[must_use]
+pub fn compute_kind(checkpoint: &Checkpoint, device: Device) -> Kind {
+    if !device.is_cuda() {
+        return Kind::Float;
+    }
+    let bytes = |d: &Dtype| -> u64 {
+        checkpoint
+            .blocks
+            .iter()
+            .flat_map(|b| &b.tensors)
+            .map(|t| &checkpoint.tensors[t.tensor])
+            .filter(|t| t.dtype == *d)
+            .map(|t| t.bytes)
+            .sum()
+    };
+    let most = [Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(bytes).expect("three types");
+    kind_of(&most)
+}
+
+/// `f32`, `bf16`, `f16`.
+#[must_use]
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::BFloat16 => "bf16",
+        Kind::Half => "f16",
+        _ => "f32",
+    }
+}

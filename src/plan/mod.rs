@@ -1,19 +1,125 @@
 //! The planner. Pure: (checkpoint inventory, machine, config) → plan. It asks no hardware and no clock.
 
+mod command;
+mod cost;
+mod explain;
+mod fit;
+mod full;
+mod memory;
+mod placement;
+mod shape;
+#[cfg(test)]
+mod testing;
+mod time;
 pub mod types;
+mod verdict;
+mod wear;
 
+pub use explain::explain;
+pub use shape::lowest_trainable;
 pub use types::*;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::device::Machine;
 use crate::error::{Error, Result};
+use crate::units::Bytes;
+use shape::{Job, Model};
+use std::collections::BTreeMap;
+
+/// A block this much larger than the next makes every ring slot as large.
+const UNEQUAL: f64 = 1.25;
 
 /// Plans both modes of `config` for `checkpoint` on `machine`.
 ///
 /// # Errors
 /// The config names something the checkpoint doesn't have (a target, a fraction out of range).
 pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> Result<PlanReport> {
-    let _ = (machine, config);
-    Err(Error::infeasible(format!("no plan for '{}'", checkpoint.name)))
+    if checkpoint.blocks.is_empty() {
+        return Err(Error::checkpoint(format!(
+            "'{}' has no decoder blocks",
+            shape::clean(&checkpoint.name)
+        )));
+    }
+    let mut machine = machine.clone();
+    if config.train.device == "cpu" {
+        machine.gpu = None;
+    }
+    let job = Job::of(config, checkpoint)?;
+    let model = Model::of(checkpoint, machine.gpu.is_none());
+    let x = verdict::Inputs {
+        checkpoint,
+        machine: &machine,
+        config,
+        model: &model,
+        job: &job,
+    };
+    let modes = Modes {
+        lora: verdict::lora(&x),
+        full: full::full(&x),
+    };
+    Ok(PlanReport {
+        schema: PLAN_SCHEMA,
+        model: shape::clean(&checkpoint.name),
+        params: model.params,
+        bytes: checkpoint.total_bytes(),
+        n_blocks: checkpoint.blocks.len(),
+        parts: parts(&model),
+        notes: notes(checkpoint, &model, &machine, &job),
+        modes,
+        machine,
+    })
+}
+
+/// Facts about the checkpoint's parts.
+fn parts(m: &Model) -> BTreeMap<String, Bytes> {
+    let (first, second) = two_largest(m);
+    [
+        ("largest_block", first),
+        ("second_largest_block", second),
+        ("embedding", m.embed),
+        ("head", m.head),
+        ("final_norm", m.final_norm),
+        ("ring_slot", m.slot()),
+        ("host_buffer", m.host_buffer()),
+    ]
+    .map(|(name, bytes)| (name.to_string(), bytes))
+    .into()
+}
+
+fn two_largest(m: &Model) -> (Bytes, Bytes) {
+    let mut sizes: Vec<Bytes> = m.blocks.iter().map(|b| b.stored).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    (sizes[0], sizes.get(1).copied().unwrap_or(Bytes::ZERO))
+}
+
+fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String> {
+    let mut notes = c.notes.clone();
+    let (first, second) = two_largest(m);
+    if second > Bytes::ZERO && first.0 as f64 > UNEQUAL * second.0 as f64 {
+        notes.push(format!(
+            "block sizes are unequal: the largest has {first}, the next {second}; ring slots are sized for the \
+             largest, whose largest tensor is '{}' with {}",
+            m.heaviest.0, m.heaviest.1
+        ));
+    }
+    if c.not_here {
+        notes.push(format!(
+            "not on this machine yet: the download is {}",
+            c.total_bytes()
+        ));
+    }
+    let merged = Bytes(m.params * 2);
+    if merged > machine.disk.free {
+        notes.push(format!(
+            "a merged 16-bit export would need {merged}, the drive has {} free",
+            machine.disk.free
+        ));
+    }
+    notes.push(format!(
+        "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",
+        job.micro, job.rows, job.length, m.compute
+    ));
+    notes.push(time::margins());
+    notes
 }

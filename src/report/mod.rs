@@ -1,57 +1,29 @@
 //! The run's record: consumes events only, owns the run's folder, writes the report.
+//!
+//! A run's folder holds `config.toml plan.json env.json metrics.jsonl events.jsonl` from its start and `report.json
+//! report.md report.html loss.svg` from its end. The report is made from those files alone, by [`summary`]: the same
+//! recording gives the same report, also of a run that died.
 
-use crate::config::RunConfig;
-use crate::engine::RunEntry;
-use crate::error::{Error, Result};
-use crate::event::Event;
-use crate::plan::PlanReport;
-use std::path::{Path, PathBuf};
+mod compare;
+mod env;
+mod plot;
+mod record;
+mod render;
+mod replay;
+mod runs;
+mod scrub;
+mod stats;
+mod summary;
+pub mod types;
+mod verify;
+mod write;
 
-/// Writes a run's files while it goes and its report at the end.
-#[derive(Debug)]
-pub struct Recorder {
-    /// The run's folder.
-    pub dir: PathBuf,
-}
-
-impl Recorder {
-    /// Writes `config.toml`, `plan.json`, `env.json` and opens `metrics.jsonl`, `events.jsonl` (appends on resume).
-    ///
-    /// # Errors
-    /// The disk refuses.
-    pub fn create(dir: &Path, config: &RunConfig, plan: &PlanReport, env: &serde_json::Value) -> Result<Recorder> {
-        let _ = (config, plan, env);
-        Ok(Recorder { dir: dir.to_path_buf() })
-    }
-    /// Takes one event; steps and evals also go to `metrics.jsonl`.
-    ///
-    /// # Errors
-    /// The disk refuses; the run must stop rather than lose its record.
-    pub fn record(&mut self, event: &Event) -> Result<()> {
-        let _ = event;
-        Ok(())
-    }
-    /// Writes `report.json`, `report.md`, `report.html`, `loss.svg`; returns the path of `report.json`.
-    ///
-    /// # Errors
-    /// The disk refuses.
-    pub fn finish(self) -> Result<PathBuf> {
-        Ok(self.dir.join("report.json"))
-    }
-}
-
-/// Makes a fresh run folder `<UTC time>-<model>-<mode>` under `results`; the name is unique.
-///
-/// # Errors
-/// The folder can't be made.
-pub fn new_run_dir(results: &Path, model: &str, mode: &str) -> Result<(String, PathBuf)> {
-    let _ = (results, model, mode);
-    Err(Error::run("no run folder"))
-}
-
-/// Runs under `results`, newest first; unreadable ones are shown as such, not hidden.
-#[must_use]
-pub fn list(results: &Path) -> Vec<RunEntry> {
-    let _ = results;
-    Vec::new()
-}
+pub use compare::{Comparison, MAX_WIDTH, compare};
+pub use env::{environment, tool};
+pub use record::{CONFIG_FILE, ENV_FILE, METRICS_FILE, PLAN_FILE, Recorder};
+pub use replay::{EVENTS_FILE, Recording, Replay, Timed, read_events, replay};
+pub use runs::{list, load, new_run_dir};
+pub use summary::{comparable, summary};
+pub use types::{REPORT_SCHEMA, Report};
+pub use verify::{Verified, verify};
+pub use write::{HTML_FILE, MARKDOWN_FILE, PLOT_FILE, REPORT_FILE, rebuild};

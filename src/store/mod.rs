@@ -1,1 +1,12 @@
-//! store: see src/ARCHITECTURE.md.
+//! Where a checkpoint's bytes live and how they are read: in place, from the user's own safetensors files.
+//!
+//! Nothing is converted and nothing is written. A block's tensors are gathered into contiguous *runs* of a file
+//! ([`layout`]), read with `O_DIRECT` where the file system allows it ([`file`]) into page-aligned memory ([`memory`]).
+
+pub mod file;
+pub mod layout;
+pub mod memory;
+
+pub use file::{Reader, ReadTicket};
+pub use layout::{BlockLayout, Piece, Run};
+pub use memory::HostMemory;

@@ -1,1 +1,11 @@
-//! train: see src/ARCHITECTURE.md.
+//! The trainer: walks the blocks forward and back, updates the adapter, saves, resumes, and says what it does.
+
+pub mod optim;
+pub mod save;
+pub mod schedule;
+mod telemetry;
+pub mod trainer;
+pub mod walk;
+
+pub use trainer::Trainer;
+pub use walk::{BlockWalk, StepContext, StepLoss};

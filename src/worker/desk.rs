@@ -144,14 +144,13 @@ impl Services for Desk {
         let env = (self.options.env)(config, &plan.machine);
         // The Runs screen lists what this run goes into.
         self.options.results = self.results(config);
-        let (run_id, run_dir) = report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?;
-        let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
-        let job = Job {
-            config: config.clone(),
-            run_dir,
-            run_id,
-            resume: self.options.resume.take(),
+        let resume = self.options.resume.take();
+        let (run_id, run_dir) = match resume.as_deref().and_then(Path::parent) {
+            Some(dir) => resumed_run(dir)?,
+            None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
         };
+        let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
+        let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
         let engine = (self.options.engine)();
         let gauges = (self.options.gauges)();
         self.run = Some(RunHandle::spawn(
@@ -193,6 +192,13 @@ impl Services for Desk {
     fn export(&mut self, run_dir: &Path, kind: &str) -> Result<PathBuf> {
         crate::export::export(run_dir, kind)
     }
+}
+
+/// Name and folder of the run that is being resumed.
+fn resumed_run(dir: &Path) -> Result<(String, PathBuf)> {
+    let dir = dir.canonicalize().map_err(|e| Error::io("open", dir, e))?;
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok((name, dir))
 }
 
 /// Reads `report.json` of a run folder, after a length check.

@@ -36,12 +36,8 @@ impl Record for Notes {
 fn job(steps: u64) -> Job {
     let mut config = RunConfig::default();
     config.train.max_steps = steps;
-    Job {
-        config,
-        run_dir: PathBuf::from("run"),
-        run_id: "run".into(),
-        resume: None,
-    }
+    let plan = super::fake::plan(&{ let mut c = config.clone(); c.model.path = "models/SmolLM2-135M-Instruct".into(); c }).unwrap();
+    Job { config, run_dir: PathBuf::from("run"), run_id: "run".into(), plan, resume: None }
 }
 
 fn spawn(engine: impl Engine + 'static, steps: u64, notes: &Notes, signals: &Signals) -> RunHandle {

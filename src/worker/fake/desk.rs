@@ -60,12 +60,7 @@ impl Services for FakeDesk {
         let run_dir = config.results.as_ref().unwrap_or(&self.results).join(&run_id);
         std::fs::create_dir_all(&run_dir).map_err(|e| Error::io("create", &run_dir, e))?;
         let record = FakeRecord::new(run_dir.clone(), config.clone(), chosen(config, &plan).clone());
-        let job = Job {
-            config: config.clone(),
-            run_dir,
-            run_id,
-            resume: None,
-        };
+        let job = Job { config: config.clone(), run_dir, run_id, plan: plan.clone(), resume: None };
         let engine = FakeEngine {
             n_blocks: plan.n_blocks,
             ..self.engine.clone()

@@ -1,0 +1,364 @@
+//! `config.json` of transformers 4 and 5, read into an [`Arch`].
+//!
+//! Every key is checked where it is read; an unknown family, activation, rope rule or quantisation refuses by name.
+//! Defaults are those of transformers' configuration classes, and a default taken is a note.
+
+use super::files::clean;
+use super::rope;
+use super::types::{Activation, Arch, Family, SpecialIds};
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// Largest value believed for a width, a count of heads or of layers.
+const MAX_DIM: u64 = 1 << 24;
+/// Most decoder blocks.
+const MAX_LAYERS: u64 = 4096;
+
+/// What `config.json` says, and what the user should see about it.
+#[derive(Clone, Debug)]
+pub struct Read {
+    /// The architecture.
+    pub arch: Arch,
+    /// Defaults taken, keys that disagree.
+    pub notes: Vec<String>,
+    /// Name of a vision or audio config beside the text config, if any.
+    pub tower: Option<&'static str>,
+    /// `attention_bias` as written.
+    pub attention_bias: Option<bool>,
+}
+
+/// Reads the architecture from a parsed `config.json`, and end tokens from `generation_config.json` if it is there.
+///
+/// # Errors
+/// A key that is missing, malformed or contradictory, or anything this program can't train; each by name.
+pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
+    let outer = config.as_object().ok_or_else(|| bad("it is not a JSON object"))?;
+    let inner = outer.get("text_config").and_then(Value::as_object);
+    let mut keys = Keys {
+        map: inner.unwrap_or(outer),
+        outer,
+        notes: Vec::new(),
+    };
+    refuse_quantised(&keys)?;
+    let family = family(&keys)?;
+    refuse_experts(&keys)?;
+
+    let hidden = keys.required("hidden_size", MAX_DIM)?;
+    let n_heads = keys.required("num_attention_heads", MAX_DIM)?;
+    let n_kv_heads = keys.count("num_key_value_heads", MAX_DIM)?.unwrap_or(n_heads);
+    if !n_heads.is_multiple_of(n_kv_heads) {
+        return Err(bad(&format!(
+            "num_attention_heads {n_heads} is no multiple of num_key_value_heads {n_kv_heads}"
+        )));
+    }
+    let head_dim = head_dim(&mut keys, family, hidden, n_heads)?;
+    let n_layers = keys.required("num_hidden_layers", MAX_LAYERS)?;
+    let max_positions = keys
+        .count("max_position_embeddings", 1 << 40)?
+        .unwrap_or_else(|| {
+            keys.notes
+                .push("config.json has no max_position_embeddings: 2048 taken".into());
+            2048
+        });
+    let norm_eps = keys.float("rms_norm_eps")?.unwrap_or_else(|| {
+        keys.notes
+            .push("config.json has no rms_norm_eps: 1e-6 taken".into());
+        1e-6
+    });
+    if !(norm_eps > 0.0 && norm_eps < 1.0) {
+        return Err(bad(&format!("rms_norm_eps is {norm_eps}")));
+    }
+    let arch = Arch {
+        family,
+        hidden,
+        intermediate: keys.required("intermediate_size", MAX_DIM)?,
+        n_layers,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        vocab: keys.required("vocab_size", MAX_DIM)?,
+        norm_eps,
+        rope: rope::read(keys.map, &mut keys.notes)?,
+        tied: tied(&keys)?,
+        act: activation(&keys)?,
+        windows: windows(&mut keys, family, n_layers)?,
+        max_positions,
+        special: special(&mut keys, generation),
+    };
+    let tower = ["vision_config", "audio_config", "speech_config"]
+        .into_iter()
+        .find(|k| outer.get(*k).is_some_and(|v| !v.is_null()));
+    let attention_bias = keys.flag("attention_bias")?;
+    Ok(Read {
+        arch,
+        notes: keys.notes,
+        tower,
+        attention_bias,
+    })
+}
+
+/// `model_type` of a config, for showing; `None` if it has none.
+#[must_use]
+pub fn model_type(config: &Value) -> Option<String> {
+    let inner = config.get("text_config").and_then(|t| t.get("model_type"));
+    inner.or_else(|| config.get("model_type"))?.as_str().map(clean)
+}
+
+/// An error about `config.json`.
+pub(super) fn bad(what: &str) -> Error {
+    Error::checkpoint(format!("config.json: {what}"))
+}
+
+/// What a model with `quant_method` is refused with; also used where only the tensors give it away.
+pub(super) fn prequantised(what: &str) -> Error {
+    Error::checkpoint(format!("Pre-quantised ({what}): not trainable here")).next("use the 16-bit original")
+}
+
+/// What an FP8 model is refused with.
+pub(super) fn fp8(what: &str) -> Error {
+    Error::checkpoint(format!("FP8 not supported: {what}"))
+        .next("convert to bf16, or use the 16-bit original")
+}
+
+struct Keys<'a> {
+    /// The text config.
+    map: &'a Map<String, Value>,
+    /// The whole file; the same as `map` for text-only models.
+    outer: &'a Map<String, Value>,
+    notes: Vec<String>,
+}
+
+impl Keys<'_> {
+    /// A key of the text config; `null` is absent.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+    /// A key of the text config, else of the whole file.
+    fn get_any(&self, key: &str) -> Option<&Value> {
+        self.get(key)
+            .or_else(|| self.outer.get(key).filter(|v| !v.is_null()))
+    }
+    fn required(&self, key: &str, max: u64) -> Result<usize> {
+        self.count(key, max)?
+            .ok_or_else(|| bad(&format!("'{key}' is missing")))
+    }
+    /// A whole number from 1 to `max`.
+    fn count(&self, key: &str, max: u64) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = value
+            .as_u64()
+            .filter(|n| (1..=max).contains(n))
+            .and_then(|n| usize::try_from(n).ok());
+        number.map(Some).ok_or_else(|| {
+            bad(&format!(
+                "'{key}' is {}, not a number from 1 to {max}",
+                short(value)
+            ))
+        })
+    }
+    fn float(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|x| x.is_finite());
+        number
+            .map(Some)
+            .ok_or_else(|| bad(&format!("'{key}' is {}, not a number", short(value))))
+    }
+    fn flag(&self, key: &str) -> Result<Option<bool>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        value
+            .as_bool()
+            .map(Some)
+            .ok_or_else(|| bad(&format!("'{key}' is {}, not true or false", short(value))))
+    }
+}
+
+/// A JSON value fit to print.
+pub(super) fn short(value: &Value) -> String {
+    clean(&value.to_string())
+}
+
+fn family(keys: &Keys) -> Result<Family> {
+    let supported = "supported: llama, mistral, qwen2, qwen3";
+    let Some(name) = keys.get("model_type").and_then(Value::as_str) else {
+        return Err(bad(&format!("'model_type' is missing; {supported}")));
+    };
+    Ok(match name {
+        "llama" => Family::Llama,
+        "mistral" => Family::Mistral,
+        "qwen2" => Family::Qwen2,
+        "qwen3" => Family::Qwen3,
+        _ if name.contains("moe")
+            || ["mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "dbrx"].contains(&name) =>
+        {
+            return Err(experts(&format!("model_type '{}'", clean(name))));
+        }
+        _ => return Err(bad(&format!("model_type '{}' is not supported", clean(name))).next(supported)),
+    })
+}
+
+/// What a mixture-of-experts model is refused with.
+pub(super) fn experts(what: &str) -> Error {
+    Error::checkpoint(format!("mixture of experts is not supported yet: {what}"))
+        .next("pick a dense model: llama, mistral, qwen2, qwen3")
+}
+
+fn refuse_experts(keys: &Keys) -> Result<()> {
+    for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        if keys.get(key).and_then(Value::as_u64).is_some_and(|n| n > 1) {
+            return Err(experts(&format!("config.json has '{key}'")));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_quantised(keys: &Keys) -> Result<()> {
+    let Some(q) = keys.get_any("quantization_config") else {
+        return Ok(());
+    };
+    let method = q.get("quant_method").and_then(Value::as_str);
+    let loaded = |key: &str| q.get(key).and_then(Value::as_bool).unwrap_or(false);
+    if method.is_some_and(|m| m.contains("fp8")) {
+        return Err(fp8("config.json has quantization_config with quant_method fp8"));
+    }
+    let bits = match q.get("bits").and_then(Value::as_u64) {
+        Some(bits) => format!(" {bits}-bit"),
+        None if loaded("load_in_4bit") => " 4-bit".into(),
+        None if loaded("load_in_8bit") => " 8-bit".into(),
+        None => String::new(),
+    };
+    Err(prequantised(&format!(
+        "{}{bits}",
+        clean(method.unwrap_or("unknown method"))
+    )))
+}
+
+fn head_dim(keys: &mut Keys, family: Family, hidden: usize, n_heads: usize) -> Result<usize> {
+    let head_dim = match keys.count("head_dim", MAX_DIM)? {
+        Some(d) => d,
+        None if family == Family::Qwen3 => {
+            keys.notes
+                .push("config.json has no head_dim: 128 taken, qwen3's default".into());
+            128
+        }
+        None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
+        None => {
+            let what = format!(
+                "hidden_size {hidden} is no multiple of num_attention_heads {n_heads} and head_dim is missing"
+            );
+            return Err(bad(&what));
+        }
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(bad(&format!(
+            "head_dim {head_dim} is odd, which rotary embeddings can't use"
+        )));
+    }
+    Ok(head_dim)
+}
+
+fn activation(keys: &Keys) -> Result<Activation> {
+    match keys.get("hidden_act").map_or(Some("silu"), Value::as_str) {
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        other => Err(bad(&format!(
+            "hidden_act '{}' is not supported",
+            clean(other.unwrap_or("?"))
+        ))
+        .next("supported: silu")),
+    }
+}
+
+fn tied(keys: &Keys) -> Result<bool> {
+    match keys.get_any("tie_word_embeddings") {
+        // Every family here has false as its class default.
+        None => Ok(false),
+        Some(v) => v
+            .as_bool()
+            .ok_or_else(|| bad(&format!("'tie_word_embeddings' is {}", short(v)))),
+    }
+}
+
+/// The window of every layer. 0, null and (qwen) `use_sliding_window: false` mean full attention; `layer_types` overrides
+/// which layers are windowed (transformers' `configuration_qwen2.py`, `configuration_mistral.py`).
+fn windows(keys: &mut Keys, family: Family, n_layers: usize) -> Result<Vec<Option<usize>>> {
+    let window = match keys.map.get("sliding_window") {
+        Some(Value::Number(n)) if n.as_u64() == Some(0) => None,
+        Some(Value::Null) => None,
+        Some(_) => keys.count("sliding_window", 1 << 40)?,
+        None if family == Family::Mistral => {
+            keys.notes
+                .push("config.json has no sliding_window: 4096 taken, mistral's default".into());
+            Some(4096)
+        }
+        None if family == Family::Llama => None,
+        None => Some(4096),
+    };
+    let (window, first) = match family {
+        Family::Llama => {
+            if window.is_some() {
+                keys.notes
+                    .push("sliding_window is ignored: llama attends to every position".into());
+            }
+            return Ok(vec![None; n_layers]);
+        }
+        Family::Mistral => (window, 0),
+        Family::Qwen2 | Family::Qwen3 => {
+            let used = keys.flag("use_sliding_window")?.unwrap_or(false);
+            let first = match keys.map.get("max_window_layers") {
+                Some(Value::Number(n)) if n.as_u64() == Some(0) => 0,
+                _ => keys.count("max_window_layers", 1 << 40)?.unwrap_or(28),
+            };
+            (window.filter(|_| used), first)
+        }
+    };
+    let Some(types) = keys.get("layer_types") else {
+        return Ok((0..n_layers).map(|i| window.filter(|_| i >= first)).collect());
+    };
+    let types = types.as_array().filter(|t| t.len() == n_layers);
+    let types = types.ok_or_else(|| bad(&format!("'layer_types' does not list {n_layers} layers")))?;
+    let one = |t: &Value| match t.as_str() {
+        Some("full_attention") => Ok(None),
+        Some("sliding_attention") => Ok(window),
+        _ => Err(bad(&format!("layer type {} is not supported", short(t)))
+            .next("supported: full_attention, sliding_attention")),
+    };
+    types.iter().map(one).collect()
+}
+
+fn special(keys: &mut Keys, generation: Option<&Value>) -> SpecialIds {
+    // A negative id is an old way of saying "none".
+    let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    let ids = |v: &Value| match v {
+        Value::Array(all) => all.iter().filter_map(id).collect::<Vec<_>>(),
+        one => id(one).into_iter().collect(),
+    };
+    let mut eos = keys.get_any("eos_token_id").map(ids).unwrap_or_default();
+    for more in generation
+        .and_then(|g| g.get("eos_token_id"))
+        .map(ids)
+        .unwrap_or_default()
+    {
+        if !eos.contains(&more) {
+            eos.push(more);
+        }
+    }
+    if eos.is_empty() {
+        keys.notes
+            .push("no eos_token_id: generation stops only at its token limit".into());
+    }
+    let one = |key| keys.get_any(key).and_then(id);
+    SpecialIds {
+        bos: one("bos_token_id"),
+        eos,
+        pad: one("pad_token_id"),
+    }
+}
+
+#[cfg(test)]
+#[path = "families_tests.rs"]
+mod tests;

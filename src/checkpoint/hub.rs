@@ -1,0 +1,240 @@
+//! The Hugging Face cache: `models--owner--name/{blobs,refs,snapshots}`, where it lies and which snapshot is meant.
+//!
+//! Layout and variables are those of huggingface_hub; nothing here uses the network.
+
+use super::files::{clean, read_small, shown};
+use super::index::list;
+use crate::error::{Error, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// A model folder inside the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The folder with `config.json`.
+    pub dir: PathBuf,
+    /// `owner/name`.
+    pub id: String,
+    /// Commit.
+    pub revision: String,
+}
+
+/// The cache folder of this machine and user, whether or not it exists; `None` without a home.
+#[must_use]
+pub fn cache_dir() -> Option<PathBuf> {
+    cache_dir_from(|key| std::env::var_os(key))
+}
+
+/// As [`cache_dir`], with the environment passed in.
+///
+/// `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `$HF_HOME/hub`, `$XDG_CACHE_HOME/huggingface/hub`, `~/.cache/huggingface/hub`.
+#[must_use]
+pub fn cache_dir_from(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let home = env("HOME").filter(|h| !h.is_empty()).map(PathBuf::from);
+    let get = |key: &str| {
+        let value = PathBuf::from(env(key).filter(|v| !v.is_empty())?);
+        match (value.strip_prefix("~"), &home) {
+            (Ok(rest), Some(home)) => Some(home.join(rest)),
+            _ => Some(value),
+        }
+    };
+    get("HF_HUB_CACHE")
+        .or_else(|| get("HUGGINGFACE_HUB_CACHE"))
+        .or_else(|| Some(get("HF_HOME")?.join("hub")))
+        .or_else(|| Some(get("XDG_CACHE_HOME")?.join("huggingface").join("hub")))
+        .or_else(|| Some(home.as_ref()?.join(".cache").join("huggingface").join("hub")))
+}
+
+/// Whether `text` could be a hub id: `name` or `owner/name` of letters, digits, `-`, `_`, `.`.
+#[must_use]
+pub fn is_id(text: &str) -> bool {
+    let word = |w: &str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        !w.is_empty()
+            && !w.starts_with(['.', '-'])
+            && w.len() <= 96
+            && w.bytes().all(plain)
+            && !w.contains("--")
+    };
+    match text.split_once('/') {
+        Some((owner, name)) => word(owner) && word(name),
+        None => word(text),
+    }
+}
+
+/// The cache's folder name for a hub id.
+#[must_use]
+pub fn repo_folder(id: &str) -> String {
+    format!("models--{}", id.replace('/', "--"))
+}
+
+/// The hub id of a `models--owner--name` folder; `None` for any other name.
+#[must_use]
+pub fn repo_id(dir: &Path) -> Option<String> {
+    let id = dir
+        .file_name()?
+        .to_str()?
+        .strip_prefix("models--")?
+        .replacen("--", "/", 1);
+    is_id(&id).then_some(id)
+}
+
+/// What snapshot folder `dir` is, if its path is `…/models--owner--name/snapshots/<commit>`.
+#[must_use]
+pub fn snapshot_of(dir: &Path) -> Option<Snapshot> {
+    let dir = dir.canonicalize().ok()?;
+    let snapshots = dir
+        .parent()
+        .filter(|p| p.file_name().is_some_and(|n| n == "snapshots"))?;
+    let id = repo_id(snapshots.parent()?)?;
+    let revision = clean(dir.file_name()?.to_str()?);
+    Some(Snapshot { dir, id, revision })
+}
+
+/// The snapshot that `refs/<reference>` of the repository folder `repo` names; `main` unless said otherwise. A full
+/// commit works as a reference; without `refs/main`, the only snapshot there is.
+///
+/// # Errors
+/// Not a repository folder, no such reference, or its snapshot isn't there.
+pub fn snapshot(repo: &Path, reference: Option<&str>) -> Result<Snapshot> {
+    let id = repo_id(repo)
+        .ok_or_else(|| Error::checkpoint(format!("{} is not a hub cache folder", shown(repo))))?;
+    let name = reference.unwrap_or("main");
+    let fetch = "download the model again";
+    if !plain(name) {
+        return Err(Error::usage(format!("'{}' is not a revision", clean(name))));
+    }
+    let present = snapshots(repo);
+    let at = repo.join("refs").join(name);
+    let revision = if at.symlink_metadata().is_ok() {
+        let text = read_small(&at, 1024)?;
+        let commit = String::from_utf8_lossy(&text).trim().to_string();
+        if !plain(&commit) || commit.contains('/') {
+            return Err(Error::checkpoint(format!("{} holds no commit", shown(&at))).next(fetch));
+        }
+        commit
+    } else if present.iter().any(|p| p == name) {
+        name.to_string()
+    } else {
+        match (reference, present.as_slice()) {
+            (None, [only]) => only.clone(),
+            (None, []) => {
+                return Err(Error::checkpoint(format!("{} has no snapshot", shown(repo))).next(fetch));
+            }
+            _ => {
+                let what = format!("{} has no revision '{}'", shown(repo), clean(name));
+                let there = format!("snapshots there: {}", list(present.iter().map(String::as_str)));
+                return Err(Error::checkpoint(what).next(there));
+            }
+        }
+    };
+    let dir = repo.join("snapshots").join(&revision);
+    if !dir.is_dir() {
+        let what = format!(
+            "{} names revision {}, whose snapshot is missing",
+            shown(&at),
+            clean(&revision)
+        );
+        return Err(Error::checkpoint(what).next(fetch));
+    }
+    Ok(Snapshot {
+        dir,
+        id,
+        revision: clean(&revision),
+    })
+}
+
+/// Repository folders of models in the cache, sorted.
+#[must_use]
+pub fn repos(cache: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(cache) else {
+        return Vec::new();
+    };
+    let mut repos: Vec<PathBuf> = entries
+        .flatten()
+        .map(|e| e.path())
+        .filter(|p| repo_id(p).is_some())
+        .collect();
+    repos.sort();
+    repos
+}
+
+fn snapshots(repo: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(repo.join("snapshots")) else {
+        return Vec::new();
+    };
+    let dirs = entries.flatten().filter(|e| e.path().is_dir());
+    let mut names: Vec<String> = dirs.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// A revision that can't leave its folder: `main`, a commit, `refs/pr/1`.
+fn plain(name: &str) -> bool {
+    let word = |w: &str| {
+        !w.is_empty() && !w.starts_with('.') && w.bytes().all(|b| b.is_ascii_graphic() && b != b'\\')
+    };
+    name.len() <= 200 && name.split('/').all(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(vars: &[(&str, &str)]) -> Option<PathBuf> {
+        cache_dir_from(|k| vars.iter().find(|(n, _)| *n == k).map(|(_, v)| OsString::from(v)))
+    }
+
+    #[test]
+    fn the_cache_is_where_huggingface_hub_puts_it() {
+        let all = [
+            ("HF_HUB_CACHE", "/a"),
+            ("HUGGINGFACE_HUB_CACHE", "/b"),
+            ("HF_HOME", "~/c"),
+            ("XDG_CACHE_HOME", "/d"),
+            ("HOME", "/h"),
+        ];
+        let want = [
+            "/a",
+            "/b",
+            "/h/c/hub",
+            "/d/huggingface/hub",
+            "/h/.cache/huggingface/hub",
+        ];
+        for (i, want) in want.into_iter().enumerate() {
+            assert_eq!(cache(&all[i..]), Some(PathBuf::from(want)));
+        }
+        assert_eq!(
+            cache(&[("HF_HOME", ""), ("HOME", "/h")]),
+            Some("/h/.cache/huggingface/hub".into())
+        );
+        assert_eq!(cache(&[]), None);
+    }
+
+    #[test]
+    fn ids_and_folders_turn_into_each_other() {
+        assert_eq!(repo_folder("a/b-c"), "models--a--b-c");
+        assert_eq!(repo_id(Path::new("/x/models--a--b-c")).as_deref(), Some("a/b-c"));
+        assert_eq!(repo_id(Path::new("/x/models--gpt2")).as_deref(), Some("gpt2"));
+        assert_eq!(repo_id(Path::new("/x/datasets--a--b")), None);
+        assert!(is_id("HuggingFaceTB/SmolLM2-135M") && is_id("gpt2"));
+        for bad in ["", "a/b/c", "../x", "a/", "/a", "a b", ".hidden", "~/x"] {
+            assert!(!is_id(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_reference_cannot_leave_the_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let repo = dir.path().join("models--a--b");
+        std::fs::create_dir_all(repo.join("snapshots/abc")).unwrap();
+        std::fs::create_dir_all(repo.join("refs")).unwrap();
+        std::fs::create_dir_all(dir.path().join("evil")).unwrap();
+        assert_eq!(snapshot(&repo, None).unwrap().revision, "abc");
+        for bad in ["../../evil", "..", "/etc", ""] {
+            std::fs::write(repo.join("refs/main"), bad).unwrap();
+            assert!(snapshot(&repo, None).is_err(), "{bad}");
+            assert!(snapshot(&repo, Some(bad)).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Builds the services that screen, script and `train` share: the real engine, or the scripted one for tests.
+
+use crate::checkpoint;
+use crate::config::RunConfig;
+use crate::device::nvml::Sampler;
+use crate::engine::{Engine, Services};
+use crate::error::Result;
+use crate::report;
+use crate::worker::{Desk, DeskOptions, Signals};
+use std::path::PathBuf;
+
+/// Folders to look for checkpoints in: those given, the demo, the working folder.
+#[must_use]
+pub fn places(given: &[PathBuf]) -> Vec<PathBuf> {
+    let mut places = given.to_vec();
+    for p in [".demo", "."].map(PathBuf::from) {
+        if p.is_dir() {
+            places.push(p);
+        }
+    }
+    places
+}
+
+/// The desk of this process. `BSTUI_FAKE_ENGINE=<ms per visit>` swaps in the scripted engine, for screen tests.
+///
+/// # Errors
+/// The scripted engine was asked for with a fault that doesn't exist.
+pub fn services(results: PathBuf, config: &RunConfig, signals: Signals) -> Result<Box<dyn Services>> {
+    if let Some(fake) = crate::worker::fake::from_env(&results, &signals)? {
+        return Ok(fake);
+    }
+    Ok(Box::new(real(results, config, signals, None)))
+}
+
+/// The desk over the real engine; `resume` is a checkpoint folder.
+#[must_use]
+pub fn real(results: PathBuf, config: &RunConfig, signals: Signals, resume: Option<PathBuf>) -> Desk {
+    let model = (!config.model.path.is_empty()).then(|| PathBuf::from(&config.model.path));
+    Desk::new(DeskOptions {
+        engine: Box::new(engine),
+        gauges: Box::new(|| {
+            let mut sampler = Sampler::new(None);
+            Box::new(move || sampler.sample())
+        }),
+        env: Box::new(|config, machine| {
+            let opened = checkpoint::resolve(&config.model.path).and_then(|d| checkpoint::open(&d)).ok();
+            let mut env = report::environment(opened.as_ref(), machine);
+            env["libtorch"] = serde_json::json!(libtorch());
+            env
+        }),
+        places: places(model.as_slice()),
+        results,
+        signals,
+        resume,
+    })
+}
+
+#[cfg(feature = "torch")]
+fn engine() -> Box<dyn Engine> {
+    Box::new(crate::train::Trainer)
+}
+
+#[cfg(not(feature = "torch"))]
+fn engine() -> Box<dyn Engine> {
+    Box::new(crate::worker::NoEngine)
+}
+
+/// Version of the libtorch this build was made for.
+fn libtorch() -> Option<&'static str> {
+    cfg!(feature = "torch").then_some("2.11.0")
+}

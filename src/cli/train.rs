@@ -1,0 +1,170 @@
+//! `train` and `replay`: a run without a screen, its events as lines on stderr.
+
+use super::args::TrainArgs;
+use super::{desk, print};
+use crate::config::load;
+use crate::engine::Services;
+use crate::error::{Error, ExitCode, Result};
+use crate::event::{Event, EventKind, Level, RunFinished, RunStatus};
+use crate::plan;
+use crate::report;
+use crate::units::secs;
+use crate::worker::Signals;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Runs `train` to its end.
+///
+/// # Errors
+/// The config, checkpoint or plan won't do; the run's own failure is an exit code.
+pub fn train(args: &TrainArgs) -> Result<ExitCode> {
+    let resume = args.resume.as_deref().map(checkpoint_to_resume).transpose()?;
+    let mut config_args = args.config.clone();
+    if let (Some((run_dir, _)), None) = (&resume, &config_args.config) {
+        config_args.config = Some(run_dir.join("config.toml"));
+    }
+    let loaded = config_args.loaded(None)?;
+    loaded.notes.iter().for_each(|n| print::progress(n));
+    let config = loaded.config;
+    let results = config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
+    let signals = Signals::install()?;
+    let mut desk = desk::real(results, &config, signals, resume.map(|(_, checkpoint)| checkpoint));
+
+    let plan = desk.plan(&config)?;
+    if args.dry_run {
+        print::line(&load::to_toml(&config)?)?;
+        print::line(plan::explain(&plan).trim_end())?;
+        return Ok(ExitCode::Ok);
+    }
+    desk.start(&config)?;
+    let mut lines = Lines::default();
+    let finished = loop {
+        let mut end = None;
+        for event in desk.poll() {
+            lines.show(&event);
+            if let EventKind::Finished(f) = event.kind {
+                end = Some(f);
+            }
+        }
+        if let Some(f) = end {
+            break f;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let run_dir = lines.run_dir.clone().ok_or_else(|| Error::run(reason(&finished)))?;
+    let report = run_dir.join("report.json");
+    if args.json {
+        print::json(&report::load(&run_dir)?)?;
+    } else {
+        print::line(&report.display().to_string())?;
+    }
+    Ok(say_end(&finished, &run_dir))
+}
+
+/// The run folder and newest whole checkpoint that `dir` means.
+fn checkpoint_to_resume(dir: &Path) -> Result<(PathBuf, PathBuf)> {
+    #[cfg(feature = "torch")]
+    {
+        use crate::train::save;
+        if dir.join("checkpoint.json").is_file() {
+            save::check(dir)?;
+            let run = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            return Ok((run.to_path_buf(), dir.to_path_buf()));
+        }
+        let (newest, skipped) = save::newest(dir);
+        for why in skipped {
+            print::progress(&format!("checkpoint passed over: {why}"));
+        }
+        match newest {
+            Some(checkpoint) => Ok((dir.to_path_buf(), checkpoint)),
+            None => Err(Error::usage(format!("'{}' holds no whole checkpoint to resume from", dir.display()))
+                .next("give a run folder with checkpoint-N inside, or start a new run")),
+        }
+    }
+    #[cfg(not(feature = "torch"))]
+    Err(Error::usage(format!("cannot resume '{}': this build has no training engine", dir.display())))
+}
+
+fn reason(finished: &RunFinished) -> String {
+    finished.reason.clone().unwrap_or_else(|| "the run ended before it began".into())
+}
+
+/// Says how it ended and how to go on; the exit code of the contract.
+fn say_end(finished: &RunFinished, run_dir: &Path) -> ExitCode {
+    let resume = match &finished.checkpoint {
+        Some(_) => format!("saved at step {}; go on with: train --resume {}", finished.step, run_dir.display()),
+        None => "nothing was saved: no step was complete".to_string(),
+    };
+    let (text, code) = match finished.status {
+        RunStatus::Finished => return ExitCode::Ok,
+        RunStatus::Running | RunStatus::Failed => {
+            (format!("failed: {}; {resume}", reason(finished)), ExitCode::Failed)
+        }
+        RunStatus::Stopped | RunStatus::Aborted => (format!("stopped; {resume}"), ExitCode::StoppedEarly),
+        RunStatus::Interrupted => (format!("interrupted; {resume}"), ExitCode::Interrupted),
+        RunStatus::Terminated => (format!("terminated; {resume}"), ExitCode::Terminated),
+    };
+    print::progress(&text);
+    code
+}
+
+/// Events as lines.
+#[derive(Default)]
+struct Lines {
+    run_dir: Option<PathBuf>,
+    total: u64,
+    stage: String,
+}
+
+impl Lines {
+    fn show(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Started(s) => {
+                self.run_dir = Some(s.run_dir.clone());
+                self.total = s.steps_total;
+                print::progress(&format!(
+                    "{} on {} ({}): {}, {} blocks, at most {} on the device, {}",
+                    s.model, s.device, s.compute_dtype, s.verdict, s.n_blocks, s.residency_planned, s.reader
+                ));
+            }
+            EventKind::Stage(s) => print::stage(s, &mut self.stage),
+            EventKind::Step(s) => print::progress(&format!(
+                "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {}  disk {}  h2d {}",
+                s.step, self.total, s.loss, s.grad_norm, s.learning_rate, s.tokens, secs(s.seconds), s.disk_read, s.h2d
+            )),
+            EventKind::Eval(e) => {
+                print::progress(&format!("held-out loss after step {}: {:.4} ({} tokens)", e.step, e.loss, e.tokens));
+            }
+            EventKind::Saved(s) => print::progress(&format!("{} saved: {} ({})", s.what, s.path.display(), s.bytes)),
+            EventKind::Paused { step } => print::progress(&format!("paused after step {step}")),
+            EventKind::Resumed { step } => print::progress(&format!("going on after step {step}")),
+            EventKind::Notice(n) => {
+                let mark = match n.level {
+                    Level::Info => "",
+                    Level::Warn => "warning: ",
+                    Level::Error => "error: ",
+                };
+                print::progress(&format!("{mark}{}", n.text));
+            }
+            EventKind::Finished(_) | EventKind::Progress(_) | EventKind::Gauges(_) => {}
+        }
+    }
+}
+
+/// Prints a recorded run's events at `speed` times their pace (0 = at once).
+///
+/// # Errors
+/// The folder holds no readable `events.jsonl`.
+pub fn replay(run: &Path, speed: f64) -> Result<ExitCode> {
+    let mut replay = report::replay(&run.join("events.jsonl"))?;
+    let mut lines = Lines::default();
+    let begun = std::time::Instant::now();
+    while !replay.is_over() {
+        let elapsed = if speed > 0.0 { begun.elapsed().as_secs_f64() * speed } else { f64::INFINITY };
+        replay.due(elapsed).iter().for_each(|e| lines.show(e));
+        if !replay.is_over() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(ExitCode::Ok)
+}

@@ -1,0 +1,424 @@
+//! A checkpoint's way with conversations: its tokenizer and template, what the template can't do, and the one path
+//! from an example to token ids, which training, the inspector and generation share.
+
+use super::Row;
+use super::formats::Example;
+use super::mask::{self, Fault, TrainOn};
+use super::messages::{Conversation, Turn};
+use super::template::{ChatTemplate, Context, Date, Refusal, clean, dumps};
+use super::tokenizer::{Tokenizer, read_template};
+use crate::checkpoint::{Checkpoint, SpecialIds};
+use crate::error::{Error, Result};
+use serde_json::{Value as Json, json};
+use std::ops::Range;
+use std::path::Path;
+
+/// What is needed of a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelFiles<'a> {
+    /// Its folder.
+    pub dir: &'a Path,
+    /// Rows of its embedding.
+    pub vocab: usize,
+    /// Its config's special ids.
+    pub special: &'a SpecialIds,
+}
+
+impl<'a> From<&'a Checkpoint> for ModelFiles<'a> {
+    fn from(c: &'a Checkpoint) -> Self {
+        ModelFiles {
+            dir: &c.dir,
+            vocab: c.arch.vocab,
+            special: &c.arch.special,
+        }
+    }
+}
+
+/// What happens to a system turn under a template that has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemFallback {
+    /// The run doesn't start.
+    Stop,
+    /// It is put before the next user turn, with an empty line between.
+    Fold,
+    /// It is left out.
+    Drop,
+}
+
+impl SystemFallback {
+    /// The value of `data.system_fallback`.
+    ///
+    /// # Errors
+    /// Any other name.
+    pub fn named(name: &str) -> Result<SystemFallback> {
+        match name {
+            "stop" => Ok(SystemFallback::Stop),
+            "fold" => Ok(SystemFallback::Fold),
+            "drop" => Ok(SystemFallback::Drop),
+            other => Err(Error::usage(format!(
+                "data.system_fallback '{}' isn't one of stop, fold, drop",
+                clean(other)
+            ))),
+        }
+    }
+}
+
+/// A tokenizer with its chat template.
+#[derive(Debug)]
+pub struct Chat {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    tool_template: Option<ChatTemplate>,
+    date: Date,
+    no_system: Option<String>,
+    arguments_as_text: bool,
+}
+
+/// An example as tokens, before anything is cut off.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Ids and mask.
+    pub row: Row,
+    /// The text they came from.
+    pub text: String,
+    /// Bytes of `text` that each token covers; `None` for tokens that were added to it.
+    pub offsets: Vec<Option<(usize, usize)>>,
+    /// Whether a trained token is the template's and not the data's.
+    pub inserted: Vec<bool>,
+    /// Characters of assistant text that the template leaves out.
+    pub vanished: usize,
+    /// Trained assistant turns without an end token.
+    pub unclosed: usize,
+    /// System turns folded or dropped.
+    pub system_turns: usize,
+    /// Where BOS came from: `template`, `post-processor`, `add_bos_token`, `none`.
+    pub bos: &'static str,
+    /// Where the last end token came from: `template`, `appended`, `text`, `none`.
+    pub eos: &'static str,
+}
+
+/// Why an example gives no tokens.
+#[derive(Debug)]
+pub enum Refused {
+    /// This row can't be used, for a reason that is counted.
+    Row(String),
+    /// It has a system turn, the template has none, and the choice is to stop.
+    System,
+    /// Nothing can go on.
+    Fatal(Error),
+}
+
+impl From<Error> for Refused {
+    fn from(e: Error) -> Refused {
+        Refused::Fatal(e)
+    }
+}
+
+impl Chat {
+    /// Opens the tokenizer and template of `model`; the file `template` wins over the checkpoint's own.
+    ///
+    /// # Errors
+    /// Files missing or malformed; a template that can't be compiled or can't render a user and an assistant turn.
+    pub fn open(model: ModelFiles<'_>, template: Option<&Path>, date: Date) -> Result<Chat> {
+        let tokenizer = Tokenizer::open(model.dir, model.vocab, model.special)?;
+        let compile = |source: &str, origin: &str| {
+            ChatTemplate::compile(source, origin, tokenizer.specials().to_vec(), date)
+        };
+        let (default, tool_use) = match template {
+            Some(path) => {
+                let name = path
+                    .file_name()
+                    .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+                (Some(compile(&read_template(path)?, &name)?), None)
+            }
+            None => {
+                let list = tokenizer.templates();
+                let default = list.first().map(|t| compile(&t.source, &t.origin)).transpose()?;
+                let tools = list.iter().skip(1).find(|t| t.name == "tool_use");
+                (default, tools.map(|t| compile(&t.source, &t.origin)).transpose()?)
+            }
+        };
+        let mut chat = Chat {
+            tokenizer,
+            template: default,
+            tool_template: tool_use,
+            date,
+            no_system: None,
+            arguments_as_text: false,
+        };
+        chat.learn()?;
+        Ok(chat)
+    }
+
+    /// Tries the template on made-up turns: what it can't do is known before the first row.
+    fn learn(&mut self) -> Result<()> {
+        let Some(template) = &self.template else {
+            return Ok(());
+        };
+        let (user, assistant) = (
+            json!({"role": "user", "content": "qqq"}),
+            json!({"role": "assistant", "content": "aaa"}),
+        );
+        match render(template, &[user.clone(), assistant.clone()]) {
+            Err(Refusal::Failed(why)) => {
+                let what = format!(
+                    "chat template ({}) can't render a user and an assistant turn: {why}",
+                    clean(template.origin())
+                );
+                return Err(Error::data(what).next("name another template file in data.template"));
+            }
+            Err(Refusal::Raised(_)) => return Ok(()), // it wants other turns; the rows will show
+            Ok(_) => {}
+        }
+        let system = json!({"role": "system", "content": "sss"});
+        self.no_system = match render(template, &[system, user.clone(), assistant]) {
+            Err(why) => Some(why.to_string()),
+            Ok(text) if !text.contains("sss") => Some("it leaves system turns out".into()),
+            Ok(_) => None,
+        };
+        let calls = |arguments: Json| {
+            let flat = json!({"name": "nnn", "arguments": arguments, "type": "function", "id": "call00000",
+                "function": {"name": "nnn", "arguments": arguments}});
+            let call = json!({"role": "assistant", "content": "", "tool_calls": [flat]});
+            render(
+                self.tool_template.as_ref().unwrap_or(template),
+                &[user.clone(), call],
+            )
+        };
+        let as_json = |text: Result<String, Refusal>| text.is_ok_and(|t| t.contains("\"kkk\""));
+        self.arguments_as_text = !as_json(calls(json!({"kkk": 1}))) && as_json(calls(json!("{\"kkk\": 1}")));
+        Ok(())
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// File the chat template came from; `None` if there is none.
+    #[must_use]
+    pub fn template_origin(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::origin)
+    }
+
+    /// Why the template can't take a system turn; `None` if it can.
+    #[must_use]
+    pub fn no_system(&self) -> Option<&str> {
+        self.no_system.as_deref()
+    }
+
+    /// The date that the template sees.
+    #[must_use]
+    pub fn date(&self) -> Date {
+        self.date
+    }
+
+    /// Token ids that ask for an answer to `messages` (role and content): the template's generation prompt, BOS once.
+    ///
+    /// # Errors
+    /// No template, or it refuses the messages.
+    pub fn prompt(&self, messages: &[(&str, &str)]) -> Result<Vec<u32>> {
+        let messages: Vec<Json> = messages
+            .iter()
+            .map(|(role, content)| json!({"role": role, "content": content}))
+            .collect();
+        let template = self.template.as_ref().ok_or_else(no_template)?;
+        let context = Context {
+            messages: &messages,
+            tools: None,
+            add_generation_prompt: true,
+            kwargs: None,
+        };
+        let text = template.render(context).map_err(|e| Error::data(e.to_string()))?;
+        self.text_prompt(&text)
+    }
+
+    /// Token ids that ask for a continuation of `text`: BOS once, if the tokenizer adds one.
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.tokenizer.encode(text)?.ids;
+        let (opening, _) = self.tokenizer.opening(ids.first().copied());
+        Ok([opening, &ids].concat())
+    }
+
+    /// Renders, tokenises and masks `example`.
+    ///
+    /// # Errors
+    /// Why this row, or all of them, can't be used.
+    pub fn tokens(
+        &self,
+        example: &Example,
+        train_on: TrainOn,
+        system: SystemFallback,
+    ) -> Result<Tokens, Refused> {
+        match example {
+            Example::Conversation(c) => self.conversation(c, train_on, system),
+            Example::Text(text) => self.joined(text.clone(), 0),
+            Example::PromptCompletion { prompt, completion } => {
+                let from = if train_on == TrainOn::All { 0 } else { prompt.len() };
+                self.joined(format!("{prompt}{completion}"), from)
+            }
+        }
+    }
+
+    /// `text` with its beginning and end tokens; bytes from `from` on are trained.
+    ///
+    /// The rule at the border (DA-14): the whole text is encoded at once, so that joined ids are the ids of the joined
+    /// text, and a token that covers at least one trained byte is trained. One that straddles the border is.
+    fn joined(&self, text: String, from: usize) -> Result<Tokens, Refused> {
+        let end = text.len();
+        let mut out = self.assemble(text, std::slice::from_ref(&(from..end)), &[])?;
+        let closing = self.tokenizer.closing(out.row.ids.last().copied());
+        out.eos = match (closing.is_empty(), self.tokenizer.eos()) {
+            (false, _) => "appended",
+            (true, Some(_)) => "text",
+            (true, None) => "none",
+        };
+        for id in closing {
+            out.row.ids.push(id);
+            out.row.trained.push(true);
+            out.offsets.push(None);
+            out.inserted.push(false);
+        }
+        Ok(out)
+    }
+
+    fn conversation(
+        &self,
+        conversation: &Conversation,
+        train_on: TrainOn,
+        system: SystemFallback,
+    ) -> Result<Tokens, Refused> {
+        let template = match (&self.tool_template, &conversation.tools) {
+            (Some(t), Some(_)) => t,
+            _ => self.template.as_ref().ok_or_else(no_template)?,
+        };
+        let mut fitted = conversation.clone();
+        let mut system_turns = 0;
+        if self.no_system.is_some() {
+            system_turns = without_system(&mut fitted.turns, system)?;
+        }
+        if self.arguments_as_text {
+            fitted
+                .turns
+                .iter_mut()
+                .for_each(|t| write_arguments(&mut t.message));
+        }
+        let masked = mask::conversation(template, &self.tokenizer, &fitted, train_on).map_err(|fault| match fault {
+            Fault::Row(why) => Refused::Row(why),
+            Fault::Template(why) => Refused::Fatal(
+                Error::data(format!("chat template ({}) can't be masked: {why}", clean(template.origin()))).next(
+                    "put {% generation %} and {% endgeneration %} around what the assistant says in a copy of it and name that in data.template, or set data.train_on = \"all\"",
+                ),
+            ),
+        })?;
+        let mut out = self.assemble(masked.text, &masked.spans, &masked.inserted)?;
+        (out.vanished, out.unclosed, out.system_turns) = (masked.vanished, masked.unclosed, system_turns);
+        out.eos = if masked.unclosed == 0 { "template" } else { "none" };
+        Ok(out)
+    }
+
+    fn assemble(
+        &self,
+        text: String,
+        spans: &[Range<usize>],
+        inserted: &[Range<usize>],
+    ) -> Result<Tokens, Refused> {
+        let encoded = self.tokenizer.encode(&text)?;
+        let (opening, bos) = self.tokenizer.opening(encoded.ids.first().copied());
+        let touches = |ranges: &[Range<usize>], (start, end): (usize, usize)| {
+            ranges.iter().any(|r| start < r.end && end > r.start)
+        };
+        let added = opening.len();
+        let mut row = Row {
+            ids: [opening, &encoded.ids].concat(),
+            trained: vec![false; added],
+        };
+        row.trained
+            .extend(encoded.offsets.iter().map(|o| touches(spans, *o)));
+        // Nothing stands before the first token to predict it from.
+        if let Some(first) = row.trained.first_mut() {
+            *first = false;
+        }
+        let mut marks = vec![false; added];
+        marks.extend(encoded.offsets.iter().map(|o| touches(inserted, *o)));
+        let offsets = vec![None; added]
+            .into_iter()
+            .chain(encoded.offsets.into_iter().map(Some))
+            .collect();
+        Ok(Tokens {
+            row,
+            text,
+            offsets,
+            inserted: marks,
+            bos,
+            ..Tokens::default()
+        })
+    }
+}
+
+fn no_template() -> Error {
+    Error::data("the checkpoint has no chat template, and conversations need one")
+        .next("name a template file in data.template, or use rows of prompt and completion, or of text")
+}
+
+fn render(template: &ChatTemplate, messages: &[Json]) -> Result<String, Refusal> {
+    template.render(Context {
+        messages,
+        tools: None,
+        add_generation_prompt: false,
+        kwargs: None,
+    })
+}
+
+/// Takes system turns out of `turns`, as `fallback` says; how many there were.
+fn without_system(turns: &mut Vec<Turn>, fallback: SystemFallback) -> Result<usize, Refused> {
+    let is_system = |t: &Turn| matches!(t.role(), "system" | "developer");
+    let found = turns.iter().filter(|t| is_system(t)).count();
+    if found == 0 {
+        return Ok(0);
+    }
+    let mut waiting = String::new();
+    match fallback {
+        SystemFallback::Stop => return Err(Refused::System),
+        SystemFallback::Drop => {}
+        SystemFallback::Fold => {
+            for turn in turns.iter_mut() {
+                let content = turn.content().unwrap_or_default();
+                if is_system(turn) {
+                    waiting = format!("{waiting}{content}\n\n");
+                } else if turn.role() == "user" && !waiting.is_empty() {
+                    turn.message["content"] = format!("{}{content}", std::mem::take(&mut waiting)).into();
+                }
+            }
+        }
+    }
+    if !waiting.is_empty() {
+        return Err(Refused::Row(
+            "a system turn has no user turn to be folded into".into(),
+        ));
+    }
+    turns.retain(|t| !is_system(t));
+    Ok(found)
+}
+
+/// Arguments of tool calls as JSON text, for templates that print them as they are.
+fn write_arguments(message: &mut Json) {
+    let write = |holder: &mut Json| {
+        if let Some(arguments) = holder.get_mut("arguments").filter(|a| !a.is_string()) {
+            *arguments = dumps(arguments).into();
+        }
+    };
+    for call in message
+        .get_mut("tool_calls")
+        .and_then(Json::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        write(call);
+        call.get_mut("function").into_iter().for_each(write);
+    }
+}

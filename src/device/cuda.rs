@@ -1,0 +1,196 @@
+//! The driver's side of streaming: context, copy stream, events, pinned memory. All calls are made by one thread.
+//!
+//! libtorch and cudarc share the primary context, so a torch tensor's address is valid for a driver copy and a
+//! torch pool stream can be wrapped here. Nothing in this file is called before [`driver_present`] says yes:
+//! cudarc panics when libcuda is absent.
+
+use crate::error::{Error, Result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Whether `libcuda` can be loaded. Never panics.
+#[must_use]
+pub fn driver_present() -> bool {
+    // SAFETY: only tries to load the library.
+    unsafe { sys::is_culib_present() }
+}
+
+fn failed(doing: &str, e: DriverError) -> Error {
+    Error::device(format!("CUDA: {doing}: {e:?}"))
+}
+
+/// A GPU opened for streaming.
+#[derive(Debug)]
+pub struct Gpu {
+    /// Device index as libtorch counts.
+    pub index: usize,
+    context: Arc<CudaContext>,
+    /// The stream that copies weights.
+    copy: Arc<CudaStream>,
+    /// libtorch's compute stream of this thread.
+    compute: Arc<CudaStream>,
+}
+
+/// Which of the two queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Weights, host to device.
+    Copy,
+    /// libtorch's kernels.
+    Compute,
+}
+
+/// A point in a queue. Always recorded: waiting for an event that never was is a silent no-op, so there is no other kind.
+#[derive(Debug)]
+pub struct Mark(CudaEvent);
+
+impl Gpu {
+    /// Opens GPU `index` and makes a pool stream current for libtorch on this thread.
+    ///
+    /// # Errors
+    /// The driver or libtorch refuses.
+    pub fn open(index: usize) -> Result<Gpu> {
+        let context = CudaContext::new(index).map_err(|e| failed("opening the GPU", e))?;
+        // SAFETY: we order all work by our own events; cudarc's tracking would add events per allocation.
+        unsafe { context.disable_event_tracking() };
+        let handle = super::shim::use_pool_stream(index)?;
+        // SAFETY: a stream of libtorch's pool, which lives as long as the process.
+        let compute = unsafe { context.wrap_borrowed_stream(handle.cast()) };
+        let copy = context.new_stream().map_err(|e| failed("making the copy stream", e))?;
+        Ok(Gpu { index, context, copy, compute })
+    }
+
+    /// Name and free/total memory.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn describe(&self) -> Result<(String, u64, u64)> {
+        let name = self.context.name().map_err(|e| failed("asking its name", e))?;
+        let (free, total) = self.context.mem_get_info().map_err(|e| failed("asking its memory", e))?;
+        Ok((name, free as u64, total as u64))
+    }
+
+    fn stream(&self, queue: Queue) -> &Arc<CudaStream> {
+        match queue {
+            Queue::Copy => &self.copy,
+            Queue::Compute => &self.compute,
+        }
+    }
+
+    /// Records a timed mark in `queue`.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn mark(&self, queue: Queue) -> Result<Mark> {
+        self.stream(queue)
+            .record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
+            .map(Mark)
+            .map_err(|e| failed("recording an event", e))
+    }
+
+    /// Makes `queue` wait on the device for `mark`; the host does not wait.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn wait(&self, queue: Queue, mark: &Mark) -> Result<()> {
+        self.stream(queue).wait(&mark.0).map_err(|e| failed("waiting for an event", e))
+    }
+
+    /// Queues a copy of `len` bytes from host to device.
+    ///
+    /// # Safety
+    /// `src` must stay valid and unchanged until a later mark of the copy queue is reached; `dst` must be device
+    /// memory of at least `len` bytes that no queued kernel reads (ordered by marks).
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub unsafe fn copy_h2d(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise; the context is current because marks and waits bind it.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), len, self.copy.cu_stream()) }
+            .result()
+            .map_err(|e| failed("queueing a copy", e))
+    }
+
+    /// Binds the context to this thread; copies need it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(|e| failed("binding the context", e))
+    }
+
+    /// Pins `len` bytes of host memory at `ptr`, in pieces of at most 64 GiB (larger registrations fail on r580).
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the [`Pin`] is dropped.
+    ///
+    /// # Errors
+    /// The driver refuses: no more memory may be pinned (a limit of the driver, WSL or RLIMIT_MEMLOCK).
+    pub unsafe fn pin(&self, ptr: *mut u8, len: usize) -> Result<Pin> {
+        self.bind()?;
+        let mut pin = Pin { pieces: Vec::new(), context: self.context.clone() };
+        let mut at = 0;
+        while at < len {
+            let n = (len - at).min(PIN_PIECE);
+            // SAFETY: inside the caller's mapping.
+            let piece = unsafe { ptr.add(at) };
+            // SAFETY: page-aligned memory of this process; flags 0 = ordinary cached pinned memory.
+            unsafe { sys::cuMemHostRegister_v2(piece.cast(), n, 0) }.result().map_err(|e| {
+                failed(&format!("pinning {} of host memory", crate::units::Bytes(len as u64)), e).next(
+                    "lower stream.host_budget, raise the memlock limit (`ulimit -l unlimited`), or accept slower copies with stream.allow_pageable = true",
+                )
+            })?;
+            pin.pieces.push(piece as usize);
+            at += n;
+        }
+        Ok(pin)
+    }
+}
+
+/// A copy must not straddle two registrations: arenas are laid out so that no block crosses a multiple of this.
+pub const PIN_PIECE: usize = 64 << 30;
+
+impl Mark {
+    /// Whether the queue has passed it. Never waits.
+    ///
+    /// # Errors
+    /// An asynchronous failure of earlier work on the GPU.
+    pub fn passed(&self) -> Result<bool> {
+        self.0.try_is_complete().map_err(|e| failed("the GPU", e))
+    }
+    /// Waits on the host until the queue has passed it.
+    ///
+    /// # Errors
+    /// An asynchronous failure of earlier work on the GPU.
+    pub fn sync(&self) -> Result<()> {
+        self.0.synchronize().map_err(|e| failed("the GPU", e))
+    }
+    /// Seconds on the device from this mark to a later one; waits for both.
+    ///
+    /// # Errors
+    /// An asynchronous failure of earlier work on the GPU.
+    pub fn seconds_until(&self, later: &Mark) -> Result<f64> {
+        self.0.elapsed_ms(&later.0).map(|ms| f64::from(ms) / 1e3).map_err(|e| failed("the GPU", e))
+    }
+}
+
+/// Pinned host memory; unpinned on drop.
+#[derive(Debug)]
+pub struct Pin {
+    pieces: Vec<usize>,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        let unique: HashSet<usize> = self.pieces.drain(..).collect();
+        for p in unique {
+            // SAFETY: registered by `pin` and still mapped; a failure at exit has no one to tell.
+            let _ = unsafe { sys::cuMemHostUnregister(p as *mut _) };
+        }
+    }
+}

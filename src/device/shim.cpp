@@ -1,0 +1,119 @@
+// What tch does not reach: autograd with output gradients, allocator figures, stream control,
+// deterministic mode and the windowed flash-attention kernel. No CUDA header is needed: everything
+// goes through libtorch's device-neutral interfaces, which a late-loaded libtorch_cuda serves.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace {
+thread_local std::string last_error;
+
+// 0 ok, 1 error, 2 out of device memory; the text waits in last_error.
+template <typename F> int guarded(F f) {
+  try {
+    f();
+    return 0;
+  } catch (const c10::OutOfMemoryError& e) {
+    last_error = e.what_without_backtrace();
+    return 2;
+  } catch (const c10::Error& e) {
+    last_error = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    last_error = e.what();
+  } catch (...) {
+    last_error = "unknown C++ exception";
+  }
+  return 1;
+}
+
+const at::Tensor& tensor(void* p) { return *static_cast<at::Tensor*>(p); }
+}  // namespace
+
+extern "C" {
+
+const char* bstui_error() { return last_error.c_str(); }
+
+// Gradients of outputs (with given output gradients) with respect to inputs. result[i] is a new
+// tensor owned by the caller, or null where an input was not reached.
+int bstui_grad(void** outputs, void** grads, int n_out, void** inputs, int n_in, void** result) {
+  return guarded([&] {
+    torch::autograd::variable_list o, g, i;
+    for (int k = 0; k < n_out; k++) {
+      o.push_back(tensor(outputs[k]));
+      g.push_back(tensor(grads[k]));
+    }
+    for (int k = 0; k < n_in; k++) i.push_back(tensor(inputs[k]));
+    auto r = torch::autograd::grad(o, i, g, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+    for (int k = 0; k < n_in; k++) result[k] = r[k].defined() ? new at::Tensor(r[k]) : nullptr;
+  });
+}
+
+// out: allocated now, allocated peak, reserved now, reserved peak (bytes).
+int bstui_memory(int device, int64_t* out) {
+  return guarded([&] {
+    auto s = at::accelerator::getDeviceStats(device);
+    out[0] = s.allocated_bytes[0].current;
+    out[1] = s.allocated_bytes[0].peak;
+    out[2] = s.reserved_bytes[0].current;
+    out[3] = s.reserved_bytes[0].peak;
+  });
+}
+
+int bstui_reset_peak(int device) {
+  return guarded([&] { at::accelerator::resetPeakStats(device); });
+}
+
+int bstui_empty_cache() {
+  return guarded([] { at::accelerator::emptyCache(); });
+}
+
+void bstui_deterministic(bool on) {
+  at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/false);
+  // Filling every new tensor guards against bugs we test for otherwise, and costs bandwidth.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+// Makes a stream of torch's pool current on this thread; *handle is its native handle.
+int bstui_use_pool_stream(int device, void** handle) {
+  return guarded([&] {
+    c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    c10::Stream s = guard.getStreamFromGlobalPool(c10::Device(c10::DeviceType::CUDA, device), /*isHighPriority=*/false);
+    at::accelerator::setCurrentStream(s);
+    *handle = at::accelerator::getCurrentStream(device).native_handle();
+  });
+}
+
+int bstui_synchronize(int device) {
+  return guarded([&] { at::accelerator::synchronizeDevice(device); });
+}
+
+void bstui_threads(int n) { at::set_num_threads(n); }
+
+// Flash attention with a sliding window: q [B,S,H,D], k and v [B,T,Hkv,D], causal, a key visible if
+// its distance is at most window_left. Differentiable. *out is a new tensor [B,S,H,D].
+int bstui_flash_window(void* q, void* k, void* v, double scale, int64_t window_left, void** out) {
+  return guarded([&] {
+    auto r = at::_flash_attention_forward(
+        tensor(q), tensor(k), tensor(v), std::nullopt, std::nullopt, tensor(q).size(1), tensor(k).size(1),
+        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, window_left, /*window_right=*/0);
+    *out = new at::Tensor(std::get<0>(r));
+  });
+}
+
+// The same over packed rows: q [N,H,D], k and v [N,Hkv,D], cu_seqlens I32 [rows+1]; window_left < 0: no window.
+int bstui_flash_varlen(void* q, void* k, void* v, void* cu_seqlens, int64_t max_len, double scale, int64_t window_left,
+                       void** out) {
+  return guarded([&] {
+    std::optional<int64_t> left, right;
+    if (window_left >= 0) { left = window_left; right = 0; }
+    auto r = at::_flash_attention_forward(
+        tensor(q), tensor(k), tensor(v), tensor(cu_seqlens), tensor(cu_seqlens), max_len, max_len,
+        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, left, right);
+    *out = new at::Tensor(std::get<0>(r));
+  });
+}
+}

@@ -1,0 +1,371 @@
+//! Fits blocks into tiers: as many on the device as the budget holds beside the ring, as many of the rest in host
+//! memory, the others on disk. Where nothing fits it says what is missing.
+
+use super::memory::{self, Terms};
+use super::placement::place;
+use super::shape::{Job, Model};
+use super::types::VramPlan;
+use crate::config::{Resident, RunConfig};
+use crate::device::Machine;
+use crate::event::TierName;
+use crate::units::{Bytes, GIB};
+
+/// What fits where.
+#[derive(Clone, Debug)]
+pub struct Fit {
+    /// Tier of each block.
+    pub tiers: Vec<TierName>,
+    /// Device ring slots.
+    pub slots: usize,
+    /// Device memory; empty on a CPU machine.
+    pub vram: VramPlan,
+    /// Host memory.
+    pub host: VramPlan,
+    /// Why it can't be done; empty when it can.
+    pub problems: Vec<String>,
+    /// What the user should know about the fit.
+    pub notes: Vec<String>,
+    /// What limits host memory for weights.
+    pub host_limit: Limit,
+}
+
+/// A limit and its source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Bytes.
+    pub bytes: Bytes,
+    /// In words, e.g. `stream.host_budget`.
+    pub source: String,
+}
+
+/// Everything the search needs.
+struct Room<'a> {
+    m: &'a Model,
+    job: &'a Job,
+    config: &'a RunConfig,
+    /// Ring slots wished for.
+    slots: usize,
+    device_fixed: Terms,
+    host_fixed: Terms,
+    /// All of device memory the plan may use; `None` = the device is the host's memory.
+    device: Option<Limit>,
+    /// All of host memory the plan may use.
+    host: Bytes,
+    /// Host memory for weights (RAM tier, ring, and on a CPU the slots).
+    weights: Limit,
+    integrated: bool,
+}
+
+/// One way to split the blocks.
+struct Split {
+    tiers: Vec<TierName>,
+    slots: usize,
+    device: Terms,
+    host: Terms,
+}
+
+/// Free host memory kept for everything else on the machine.
+fn reserve(available: Bytes) -> Bytes {
+    Bytes((available.0 / 8).min(GIB))
+}
+
+/// Fits `m` for `job` on `machine`.
+pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
+    let room = Room::new(m, job, machine, config);
+    let fixed = room.fixed_problems();
+    let found = if fixed.is_empty() { room.search() } else { None };
+    let mut problems = fixed;
+    let (split, mut notes) = match found {
+        Some(found) => found,
+        None => {
+            if problems.is_empty() {
+                problems.push(room.why_not());
+            }
+            (room.split(0, room.slots.min(m.blocks.len()), 0), Vec::new())
+        }
+    };
+    let on_disk = split.tiers.iter().filter(|t| **t == TierName::Disk).count();
+    if config.stream.tier == "ram" && on_disk > 0 && problems.is_empty() {
+        problems.push(format!(
+            "stream.tier = ram, but {on_disk} blocks find no place in the {} that {} allows for weights",
+            room.weights.bytes, room.weights.source
+        ));
+    }
+    if room.integrated {
+        notes.push("integrated/shared memory: device and host needs are added into one budget".into());
+    }
+    room.finish(split, problems, notes)
+}
+
+impl<'a> Room<'a> {
+    fn new(m: &'a Model, job: &'a Job, machine: &Machine, config: &'a RunConfig) -> Room<'a> {
+        let gpu = machine.gpu.as_ref();
+        let host_fixed = memory::host_terms(m);
+        let device_fixed = memory::device_terms(m, job, gpu.is_none());
+        let available = machine.ram.available;
+        let mut host = available.saturating_sub(reserve(available));
+        let source = if machine.ram.limited_by == "cgroup" {
+            "the cgroup's limit"
+        } else {
+            "free host memory"
+        };
+        let own = Limit {
+            bytes: host,
+            source: source.into(),
+        };
+        let integrated = gpu.is_some_and(|g| g.integrated);
+        let device = gpu.map(|g| {
+            let mut limit = Limit {
+                bytes: g.vram_free.saturating_sub(g.overhead),
+                source: "free VRAM".into(),
+            };
+            if integrated && host < limit.bytes {
+                limit = Limit {
+                    bytes: host,
+                    source: "the memory it shares with the host".into(),
+                };
+            }
+            let asked = Bytes(config.stream.vram_budget.0);
+            if asked > Bytes::ZERO && asked < limit.bytes {
+                limit = Limit {
+                    bytes: asked,
+                    source: "stream.vram_budget".into(),
+                };
+            }
+            limit
+        });
+        if integrated {
+            host = device.as_ref().map_or(host, |d| host.min(d.bytes));
+        }
+        let taken = memory::total(&host_fixed)
+            + if device.is_none() || integrated {
+                memory::total(&device_fixed)
+            } else {
+                Bytes::ZERO
+            };
+        let mut weights = Limit {
+            bytes: host.saturating_sub(taken),
+            source: own.source,
+        };
+        if gpu.is_some() && machine.ram.pinnable < weights.bytes {
+            weights = Limit {
+                bytes: machine.ram.pinnable,
+                source: "pinnable host memory".into(),
+            };
+        }
+        let asked = Bytes(config.stream.host_budget.0);
+        if asked > Bytes::ZERO && asked < weights.bytes {
+            weights = Limit {
+                bytes: asked,
+                source: "stream.host_budget".into(),
+            };
+        }
+        let slots = config.stream.ring_slots().max(1);
+        Room {
+            m,
+            job,
+            config,
+            slots,
+            device_fixed,
+            host_fixed,
+            device,
+            host,
+            weights,
+            integrated,
+        }
+    }
+
+    /// Terms that no split can help.
+    fn fixed_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut check = |what: &str, terms: &Terms, have: Bytes, source: &str| {
+            let need = memory::total(terms);
+            if need > have {
+                let (name, bytes) = memory::largest(terms).unwrap_or(("", Bytes::ZERO));
+                problems.push(format!(
+                    "{what} needs {need} before any block, {have} are there ({source}); largest: {} {bytes}",
+                    name.replace('_', " ")
+                ));
+            }
+        };
+        let mut host = self.host_fixed.clone();
+        match &self.device {
+            Some(d) if !self.integrated => check("device memory", &self.device_fixed, d.bytes, &d.source),
+            _ => host.extend(self.device_fixed.clone()),
+        }
+        check("host memory", &host, self.host, "free host memory less a reserve");
+        problems
+    }
+
+    /// Blocks that may stay on the device. On a CPU they would only be second copies: none unless asked for.
+    fn resident_limit(&self) -> usize {
+        let n = self.m.blocks.len();
+        match self.config.stream.resident_blocks {
+            Resident::AtMost(k) => k.min(n),
+            Resident::Auto if self.device.is_none() => 0,
+            Resident::Auto => n,
+        }
+    }
+
+    /// The first split that fits: most residents, then most blocks in host memory; a shorter ring only as a last
+    /// resort, and only when its length was not asked for.
+    fn search(&self) -> Option<(Split, Vec<String>)> {
+        let n = self.m.blocks.len();
+        let limit = self.resident_limit();
+        for resident in (0..=limit).rev() {
+            let slots = self.slots.min(n - resident);
+            if !self.device_fits(resident, slots) {
+                continue;
+            }
+            if let Some(split) = self.fill_host(resident, slots) {
+                return Some((split, Vec::new()));
+            }
+        }
+        if self.config.stream.slots > 0 {
+            return None;
+        }
+        (1..self.slots.min(n))
+            .rev()
+            .filter(|s| self.device_fits(0, *s))
+            .find_map(|slots| {
+                let note = format!("the ring is cut from {} to {slots} slots to fit", self.slots);
+                Some((self.fill_host(0, slots)?, vec![note]))
+            })
+    }
+
+    fn device_fits(&self, resident: usize, slots: usize) -> bool {
+        let Some(device) = &self.device else { return true };
+        let split = self.split(resident, slots, 0);
+        memory::total(&split.device) <= device.bytes
+    }
+
+    /// Most blocks in host memory for this many on the device.
+    fn fill_host(&self, resident: usize, slots: usize) -> Option<Split> {
+        let streamed = self.m.blocks.len() - resident;
+        let most = if self.config.stream.tier == "disk" {
+            0
+        } else {
+            streamed
+        };
+        let fits = |ram: usize| Some(self.split(resident, slots, ram)).filter(|s| self.host_fits(s));
+        // Where neither the bare ring nor a full tier fits, nothing between does: it has part of both.
+        if fits(0).is_none() && fits(streamed).is_none() {
+            return None;
+        }
+        (0..=most).rev().find_map(fits)
+    }
+
+    fn host_fits(&self, s: &Split) -> bool {
+        let get = |terms: &Terms, name: &str| terms.get(name).copied().unwrap_or(Bytes::ZERO);
+        let mut weights = get(&s.host, "ram_tier") + get(&s.host, "ring");
+        if self.device.is_none() {
+            weights = weights + get(&s.host, "slots") + get(&s.host, "resident_blocks");
+        }
+        if self.integrated {
+            let all = memory::total(&s.host) + memory::total(&s.device);
+            return weights <= self.weights.bytes && all <= self.host;
+        }
+        weights <= self.weights.bytes && memory::total(&s.host) <= self.host
+    }
+
+    fn split(&self, resident: usize, slots: usize, ram: usize) -> Split {
+        let n = self.m.blocks.len();
+        let tiers = place(n, self.job.lowest, resident, ram, slots);
+        let sum = |tier: TierName, of: fn(&super::shape::BlockShape) -> Bytes| -> Bytes {
+            tiers
+                .iter()
+                .zip(&self.m.blocks)
+                .filter(|(t, _)| **t == tier)
+                .map(|(_, b)| of(b))
+                .sum()
+        };
+        let residents = sum(TierName::Vram, |b| b.slot);
+        let ram_tier = sum(TierName::Ram, |b| b.host);
+        let on_disk = tiers.iter().filter(|t| **t == TierName::Disk).count();
+        let buffers = (self.config.stream.prefetch_ahead + 1).min(on_disk);
+        let ring = self.m.host_buffer() * buffers as u64;
+        let (mut device, mut host) = (self.device_fixed.clone(), self.host_fixed.clone());
+        let put = |terms: &mut Terms, name: &str, bytes: Bytes| {
+            if bytes > Bytes::ZERO {
+                terms.insert(name.into(), bytes);
+            }
+        };
+        put(&mut device, "slots", self.m.slot() * slots as u64);
+        put(&mut device, "resident_blocks", residents);
+        put(&mut host, "ram_tier", ram_tier);
+        put(&mut host, "ring", ring);
+        if self.device.is_none() {
+            host.append(&mut device);
+        }
+        Split {
+            tiers,
+            slots,
+            device,
+            host,
+        }
+    }
+
+    /// The reason no split fits although the fixed terms do.
+    fn why_not(&self) -> String {
+        let least = self.split(
+            0,
+            if self.config.stream.slots > 0 {
+                self.slots.min(self.m.blocks.len())
+            } else {
+                1
+            },
+            0,
+        );
+        let (slot, (tensor, bytes)) = (self.m.slot(), &self.m.heaviest);
+        match &self.device {
+            Some(d) if memory::total(&least.device) > d.bytes => {
+                let left = d.bytes.saturating_sub(memory::total(&self.device_fixed));
+                format!(
+                    "{} ring slot(s) of {slot} need {} on the device, {left} of {} ({}) are left; \
+                     the largest tensor of a block is '{tensor}' with {bytes}",
+                    least.slots,
+                    slot * least.slots as u64,
+                    d.bytes,
+                    d.source
+                )
+            }
+            _ => {
+                let buffers = (self.config.stream.prefetch_ahead + 1).min(self.m.blocks.len());
+                let mut need = self.m.host_buffer() * buffers as u64;
+                if self.device.is_none() {
+                    need += slot * least.slots as u64;
+                }
+                format!(
+                    "the ring needs {need} of host memory, {} allows {} for weights; \
+                     the largest tensor of a block is '{tensor}' with {bytes}",
+                    self.weights.source, self.weights.bytes
+                )
+            }
+        }
+    }
+
+    fn finish(self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
+        let plan = |terms: Terms, budget: Bytes| VramPlan {
+            total: memory::total(&terms),
+            budget,
+            terms,
+        };
+        let budget = self.device.as_ref().map_or(Bytes::ZERO, |d| d.bytes);
+        Fit {
+            tiers: split.tiers,
+            slots: split.slots,
+            vram: plan(
+                if self.device.is_some() {
+                    split.device
+                } else {
+                    Terms::new()
+                },
+                budget,
+            ),
+            host: plan(split.host, self.host),
+            problems,
+            notes,
+            host_limit: self.weights,
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Which block lives in which tier.
+//!
+//! Blocks visited twice a step (trained ones) go to the faster tiers first. Within a class of equal visits the slower
+//! blocks are spread evenly among the faster ones, so that each transfer hides behind as much compute as possible;
+//! the blocks next to a turn of the walk belong to the slowest tier, because the ring keeps them across it.
+
+use crate::event::TierName;
+
+/// Places `n` blocks: `resident` on the device, `ram` in host memory, the rest on disk.
+pub fn place(n: usize, lowest: usize, resident: usize, ram: usize, slots: usize) -> Vec<TierName> {
+    let mut tiers = vec![TierName::Disk; n];
+    let resident = resident.min(n);
+    let trained = n - lowest;
+    let resident_top = resident.min(trained);
+    let below: Vec<usize> = (0..lowest).collect();
+    let top: Vec<usize> = (lowest..n).collect();
+    let streamed_below = spread(&below, lowest - (resident - resident_top), Ends::Open);
+    let ends = if lowest == 0 { Ends::Both } else { Ends::Top };
+    let streamed_top = spread(&top, trained - resident_top, ends);
+    for b in below.iter().chain(&top) {
+        tiers[*b] = TierName::Vram;
+    }
+    let ram_top = ram.min(streamed_top.len());
+    let ram_below = (ram - ram_top).min(streamed_below.len());
+    let disk_top = near_turns(&streamed_top, streamed_top.len() - ram_top, slots, ends);
+    let disk_below = spread(&streamed_below, streamed_below.len() - ram_below, Ends::Open);
+    for b in streamed_below.iter().chain(&streamed_top) {
+        tiers[*b] = TierName::Ram;
+    }
+    for b in disk_below.iter().chain(&disk_top) {
+        tiers[*b] = TierName::Disk;
+    }
+    tiers
+}
+
+/// Which ends of a list are turns of the walk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Open,
+    Top,
+    Both,
+}
+
+/// `count` of `blocks`, evenly spaced, reaching the ends that are turns.
+fn spread(blocks: &[usize], count: usize, ends: Ends) -> Vec<usize> {
+    let n = blocks.len();
+    let count = count.min(n);
+    let at = |i: usize| match ends {
+        Ends::Both if count > 1 => i * (n - 1) / (count - 1),
+        Ends::Both | Ends::Top => (i + 1) * n / count - 1,
+        Ends::Open => (2 * i + 1) * n / (2 * count),
+    };
+    (0..count).map(|i| blocks[at(i)]).collect()
+}
+
+/// `count` of the streamed `blocks`: up to `slots` next to each turn, the rest evenly between.
+fn near_turns(blocks: &[usize], count: usize, slots: usize, ends: Ends) -> Vec<usize> {
+    let count = count.min(blocks.len());
+    let (low, high) = match ends {
+        Ends::Both => ((count / 2).min(slots), (count - count / 2).min(slots)),
+        Ends::Top => (0, count.min(slots)),
+        Ends::Open => (0, 0),
+    };
+    let n = blocks.len();
+    let mut chosen: Vec<usize> = blocks[..low].to_vec();
+    chosen.extend(spread(&blocks[low..n - high], count - low - high, Ends::Open));
+    chosen.extend(&blocks[n - high..]);
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use TierName::{Disk, Ram, Vram};
+
+    fn letters(tiers: &[TierName]) -> String {
+        tiers.iter().map(|t| t.letter()).collect()
+    }
+
+    #[test]
+    fn streamed_blocks_are_spread_and_touch_both_turns() {
+        assert_eq!(letters(&place(9, 0, 6, 3, 2)), "RVVVRVVVR");
+        assert_eq!(letters(&place(8, 0, 0, 4, 2)), "DDRRRRDD");
+        assert_eq!(letters(&place(4, 0, 4, 0, 0)), "VVVV");
+        assert_eq!(letters(&place(4, 0, 0, 0, 2)), "DDDD");
+    }
+
+    #[test]
+    fn most_visited_blocks_get_the_faster_tier() {
+        // Upper half trained: residents go there first, then host memory.
+        let t = place(8, 4, 3, 1, 2);
+        assert_eq!(letters(&t[..4]), "DDDD");
+        assert_eq!(t[4..].iter().filter(|x| **x == Vram).count(), 3);
+        let t = place(8, 4, 6, 0, 2);
+        assert!(t[4..].iter().all(|x| *x == Vram));
+        assert_eq!(t[..4].iter().filter(|x| **x == Disk).count(), 2);
+    }
+
+    #[test]
+    fn every_count_is_kept_exactly() {
+        for n in 1..12 {
+            for lowest in 0..n {
+                for v in 0..=n {
+                    for r in 0..=n - v {
+                        let t = place(n, lowest, v, r, 2);
+                        let count = |k| t.iter().filter(|x| **x == k).count();
+                        assert_eq!(
+                            (count(Vram), count(Ram), count(Disk)),
+                            (v, r, n - v - r),
+                            "{n} {lowest} {v} {r}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! What the planner needs of a checkpoint and a config, as plain numbers.
+
+use crate::checkpoint::{Checkpoint, Dtype, Role};
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::units::Bytes;
+
+/// Address alignment of every tensor on the device.
+const SLOT_ALIGN: u64 = 256;
+/// Alignment of direct reads: each contiguous run of a block is read from sector to sector.
+const SECTOR: u64 = 4096;
+
+/// One decoder block.
+#[derive(Clone, Debug)]
+pub struct BlockShape {
+    /// Bytes as stored: what a load moves.
+    pub stored: Bytes,
+    /// Bytes of a device slot that holds it, tensors aligned, in the compute type.
+    pub slot: Bytes,
+    /// Bytes of a host buffer that holds the aligned superset of its runs.
+    pub host: Bytes,
+    /// Elements of its weight matrices: what GEMMs multiply by.
+    pub gemm: u64,
+}
+
+/// The checkpoint as the planner sees it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Blocks in order.
+    pub blocks: Vec<BlockShape>,
+    /// Elements of all tensors in use.
+    pub params: u64,
+    /// Bytes per element in compute.
+    pub elem: u64,
+    /// Compute type: `bf16`, `f16`, `f32`.
+    pub compute: &'static str,
+    /// Residual width.
+    pub hidden: u64,
+    /// Feed-forward width.
+    pub intermediate: u64,
+    /// Width of all query heads.
+    pub q: u64,
+    /// Width of all key (or value) heads.
+    pub kv: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Vocabulary rows.
+    pub vocab: u64,
+    /// Embedding as stored.
+    pub embed: Bytes,
+    /// Head as stored; zero when tied.
+    pub head: Bytes,
+    /// Head on the device, in the compute type (the embedding's when tied).
+    pub head_device: Bytes,
+    /// Final norm as stored.
+    pub final_norm: Bytes,
+    /// Final norm on the device.
+    pub final_norm_device: Bytes,
+    /// Head shares the embedding.
+    pub tied: bool,
+    /// Device bytes beside the slots to turn one packed block into the compute type.
+    pub unpack: Bytes,
+    /// Name and bytes of the largest tensor of the largest block.
+    pub heaviest: (String, Bytes),
+}
+
+impl Model {
+    /// Reads the numbers off a checkpoint; `on_cpu` computes in f32.
+    pub fn of(c: &Checkpoint, on_cpu: bool) -> Model {
+        let a = &c.arch;
+        let weight = c.block_tensor(0, Role::Q).map_or(&Dtype::BF16, |t| &t.dtype);
+        let (compute, elem) = match weight {
+            _ if on_cpu => ("f32", 4),
+            Dtype::F16 => ("f16", 2),
+            Dtype::F32 | Dtype::F64 => ("f32", 4),
+            _ => ("bf16", 2),
+        };
+        let device = |index: usize| Bytes(c.tensors[index].elements() * elem);
+        let blocks = (0..c.blocks.len())
+            .map(|b| {
+                let block = &c.blocks[b];
+                let tensors = || block.tensors.iter().map(|t| &c.tensors[t.tensor]);
+                let in_slot = |t: &crate::checkpoint::TensorInfo| {
+                    let bytes = if t.dtype.is_trainable() {
+                        t.elements() * elem
+                    } else {
+                        t.bytes
+                    };
+                    Bytes(bytes).align_up(SLOT_ALIGN)
+                };
+                BlockShape {
+                    stored: block.bytes,
+                    slot: tensors().map(in_slot).sum(),
+                    host: superset(tensors().map(|t| (t.file, t.offset, t.bytes)).collect()),
+                    gemm: tensors()
+                        .filter(|t| t.shape.len() == 2)
+                        .map(crate::checkpoint::TensorInfo::elements)
+                        .sum(),
+                }
+            })
+            .collect();
+        let heaviest = c
+            .blocks
+            .iter()
+            .max_by_key(|b| b.bytes)
+            .and_then(|b| {
+                b.tensors
+                    .iter()
+                    .map(|t| &c.tensors[t.tensor])
+                    .max_by_key(|t| t.bytes)
+            })
+            .map_or((String::new(), Bytes::ZERO), |t| (clean(&t.name), Bytes(t.bytes)));
+        let head = c.head.map_or(Bytes::ZERO, |h| Bytes(c.tensors[h].bytes));
+        Model {
+            blocks,
+            params: c.params(),
+            elem,
+            compute,
+            hidden: a.hidden as u64,
+            intermediate: a.intermediate as u64,
+            q: (a.n_heads * a.head_dim) as u64,
+            kv: (a.n_kv_heads * a.head_dim) as u64,
+            heads: a.n_heads as u64,
+            vocab: a.vocab as u64,
+            embed: Bytes(c.tensors[c.embed].bytes),
+            head,
+            head_device: device(c.head.unwrap_or(c.embed)),
+            final_norm: Bytes(c.tensors[c.final_norm].bytes),
+            final_norm_device: device(c.final_norm),
+            tied: c.head.is_none(),
+            unpack: Bytes::ZERO,
+            heaviest,
+        }
+    }
+
+    /// The same model with its block matrices packed at `per_weight` bytes a weight.
+    pub fn packed(&self, per_weight: f64) -> Model {
+        let mut m = self.clone();
+        for b in &mut m.blocks {
+            let rest = b.stored.0.saturating_sub(b.gemm * self.elem);
+            let bytes = Bytes((b.gemm as f64 * per_weight).ceil() as u64 + rest);
+            (b.stored, b.slot, b.host) = (bytes, bytes.align_up(SLOT_ALIGN), bytes.align_up(SECTOR));
+        }
+        m.unpack = self
+            .blocks
+            .iter()
+            .map(|b| Bytes(b.gemm * self.elem))
+            .max()
+            .unwrap_or(Bytes::ZERO);
+        m
+    }
+
+    /// Bytes of all blocks as stored.
+    pub fn block_bytes(&self) -> Bytes {
+        self.blocks.iter().map(|b| b.stored).sum()
+    }
+    /// Largest device slot.
+    pub fn slot(&self) -> Bytes {
+        self.blocks.iter().map(|b| b.slot).max().unwrap_or(Bytes::ZERO)
+    }
+    /// Largest host buffer.
+    pub fn host_buffer(&self) -> Bytes {
+        self.blocks.iter().map(|b| b.host).max().unwrap_or(Bytes::ZERO)
+    }
+    /// Output and input width of a projection.
+    pub fn projection(&self, target: &str) -> (u64, u64) {
+        match target {
+            "q_proj" => (self.q, self.hidden),
+            "k_proj" | "v_proj" => (self.kv, self.hidden),
+            "o_proj" => (self.hidden, self.q),
+            "down_proj" => (self.hidden, self.intermediate),
+            _ => (self.intermediate, self.hidden),
+        }
+    }
+}
+
+/// A name from a file, fit for a terminal.
+pub fn clean(name: &str) -> String {
+    name.chars()
+        .take(200)
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// Bytes of the sector-aligned reads that cover the runs of `(file, offset, bytes)`.
+fn superset(mut runs: Vec<(usize, u64, u64)>) -> Bytes {
+    runs.sort_unstable();
+    let mut total = 0;
+    let mut open: Option<(usize, u64, u64)> = None;
+    let close = |(_, start, end): (usize, u64, u64)| end.div_ceil(SECTOR) * SECTOR - start / SECTOR * SECTOR;
+    for (file, start, len) in runs {
+        let end = start.saturating_add(len);
+        match &mut open {
+            Some((f, _, e)) if *f == file && *e == start => *e = end,
+            _ => total += open.replace((file, start, end)).map_or(0, close),
+        }
+    }
+    Bytes(total + open.map_or(0, close))
+}
+
+/// What a step asks of the machine.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Rows of a micro-batch.
+    pub rows: u64,
+    /// Longest row, tokens.
+    pub length: u64,
+    /// Micro-batches in a step.
+    pub micro: u64,
+    /// Rank.
+    pub r: u64,
+    /// Projections with adapters.
+    pub targets: Vec<String>,
+    /// Dropout on the adapters' input.
+    pub dropout: bool,
+    /// First block with adapters.
+    pub lowest: usize,
+    /// Tokens per chunk of head and loss.
+    pub chunk: u64,
+    /// Deterministic kernels.
+    pub deterministic: bool,
+}
+
+impl Job {
+    /// Reads the numbers off a config, for a model of `n_blocks`.
+    ///
+    /// # Errors
+    /// A value no plan can be made for.
+    pub fn of(config: &RunConfig, c: &Checkpoint) -> Result<Job> {
+        let (l, t) = (&config.lora, &config.train);
+        if !(l.top_fraction > 0.0 && l.top_fraction <= 1.0) {
+            return Err(Error::usage(format!(
+                "'lora.top_fraction' = {}: expected above 0, at most 1",
+                l.top_fraction
+            )));
+        }
+        for (key, value) in [
+            ("lora.r", l.r),
+            ("data.max_length", config.data.max_length),
+            ("train.per_device_train_batch_size", t.per_device_train_batch_size),
+            ("train.gradient_accumulation_steps", t.gradient_accumulation_steps),
+            ("stream.loss_chunk", config.stream.loss_chunk),
+        ] {
+            if value == 0 || value > 1 << 40 {
+                return Err(Error::usage(format!(
+                    "'{key}' = {value}: expected a number from 1 to 2^40"
+                )));
+            }
+        }
+        let lowest = lowest_trainable(c.blocks.len(), l.top_fraction);
+        for target in &l.targets {
+            let has = |b: &crate::checkpoint::Block| {
+                b.tensors
+                    .iter()
+                    .any(|x| x.role.lora_target() == Some(target.as_str()))
+            };
+            if !c.blocks[lowest..].iter().all(has) {
+                let names: Vec<&str> = Role::ALL.into_iter().filter_map(Role::lora_target).collect();
+                return Err(
+                    Error::usage(format!("'lora.targets': '{}' has no '{target}'", c.name))
+                        .next(format!("choose among {}", names.join(", "))),
+                );
+            }
+        }
+        if l.targets.is_empty() {
+            return Err(Error::usage("'lora.targets' is empty: nothing would train").next("add \"q_proj\""));
+        }
+        Ok(Job {
+            rows: t.per_device_train_batch_size as u64,
+            length: config.data.max_length as u64,
+            micro: t.gradient_accumulation_steps as u64,
+            r: l.r as u64,
+            targets: l.targets.clone(),
+            dropout: l.dropout > 0.0,
+            lowest,
+            chunk: config.stream.loss_chunk as u64,
+            deterministic: t.deterministic,
+        })
+    }
+
+    /// Tokens of one micro-batch, at most.
+    pub fn micro_tokens(&self) -> u64 {
+        self.rows.saturating_mul(self.length)
+    }
+    /// Tokens of one step, at most.
+    pub fn tokens(&self) -> u64 {
+        self.micro_tokens().saturating_mul(self.micro)
+    }
+    /// Adapter parameters of one block.
+    pub fn adapter_params(&self, m: &Model) -> u64 {
+        self.targets
+            .iter()
+            .map(|t| m.projection(t))
+            .map(|(out, inp)| self.r.saturating_mul(out + inp))
+            .sum()
+    }
+}
+
+/// First block that carries adapters when the top `fraction` of `n` does: at least one block does.
+#[must_use]
+pub fn lowest_trainable(n: usize, fraction: f64) -> usize {
+    // The tolerance keeps 0.7 of 10 at 7 blocks: 0.7 * 10 is a hair above 7 in binary.
+    let trained = (fraction * n as f64 - 1e-9).ceil().max(1.0) as usize;
+    n.saturating_sub(trained)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::testing::{LLAMA3_8B, QWEN25_32B, TINY, checkpoint, grow_block};
+
+    #[test]
+    fn case_pl_01_sizes_are_the_sums_of_the_headers() {
+        let c = checkpoint(TINY, Dtype::BF16);
+        assert_eq!((c.tensors.len(), c.total_bytes()), (39, Bytes(363_648)));
+        let m = Model::of(&c, false);
+        assert_eq!(m.block_bytes() + m.embed + m.head + m.final_norm, Bytes(363_648));
+        let m = Model::of(&checkpoint(LLAMA3_8B, Dtype::BF16), false);
+        assert_eq!(m.params, 8_030_261_248);
+        assert_eq!(m.blocks[7].stored, Bytes(436_224_000));
+        let m = Model::of(&checkpoint(QWEN25_32B, Dtype::BF16), false);
+        assert_eq!((m.params, m.blocks.len()), (32_763_876_352, 64));
+    }
+
+    #[test]
+    fn the_largest_tensor_of_the_largest_block_is_known() {
+        let mut c = checkpoint(TINY, Dtype::BF16);
+        grow_block(&mut c, 2, 1 << 20);
+        let m = Model::of(&c, false);
+        assert_eq!(
+            m.heaviest,
+            ("model.layers.2.ple.weight".to_string(), Bytes(1 << 20))
+        );
+        assert_eq!(m.slot(), m.blocks[2].slot);
+    }
+
+    #[test]
+    fn the_top_fraction_rounds_up_and_never_to_nothing() {
+        for (n, f, want) in [
+            (32, 0.5, 16),
+            (32, 1.0, 0),
+            (10, 0.7, 3),
+            (4, 0.01, 3),
+            (5, 0.5, 2),
+            (1, 0.5, 0),
+        ] {
+            assert_eq!(lowest_trainable(n, f), want, "{n} {f}");
+        }
+    }
+
+    #[test]
+    fn a_superset_covers_each_run_from_sector_to_sector() {
+        assert_eq!(superset(vec![(0, 10, 100)]), Bytes(4096));
+        assert_eq!(superset(vec![(0, 4000, 200)]), Bytes(8192));
+        assert_eq!(superset(vec![(0, 4096, 4096), (0, 0, 4096)]), Bytes(8192));
+        assert_eq!(
+            superset(vec![(0, 0, 10), (1, 0, 10), (0, 9000, 10)]),
+            Bytes(3 * 4096)
+        );
+    }
+
+    #[test]
+    fn on_cpu_slots_hold_f32() {
+        let c = checkpoint(TINY, Dtype::F16);
+        let (gpu, cpu) = (Model::of(&c, false), Model::of(&c, true));
+        assert_eq!((gpu.compute, cpu.compute), ("f16", "f32"));
+        assert!(cpu.slot() >= Bytes(2 * gpu.blocks[0].stored.0) && gpu.slot() >= gpu.blocks[0].stored);
+    }
+}

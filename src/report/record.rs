@@ -1,0 +1,255 @@
+//! The recorder: consumes events, owns the run's folder. Every line is on its way to the disk before the next event.
+
+use super::replay::{EVENTS_FILE, read_events};
+use super::scrub::Scrubber;
+use super::write::write_report;
+use crate::config::RunConfig;
+use crate::error::{Error, Result};
+use crate::event::{Event, EventKind, StepRecord};
+use crate::files;
+use crate::plan::PlanReport;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The resolved config. It alone keeps file paths as they were given: resuming needs them.
+pub const CONFIG_FILE: &str = "config.toml";
+/// The plan the run was started on.
+pub const PLAN_FILE: &str = "plan.json";
+/// What the run ran with, see [`super::environment`].
+pub const ENV_FILE: &str = "env.json";
+/// Step and evaluation lines with TRL's names, for other programs' plots.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+
+/// Writes a run's files while it goes and its report at the end.
+#[derive(Debug)]
+pub struct Recorder {
+    /// The run's folder.
+    pub dir: PathBuf,
+    /// Locked as long as the run lives, so that readers can tell a running run from a dead one.
+    events: File,
+    metrics: File,
+    scrub: Scrubber,
+    /// Tokens of each step before this session, which begins at one of them.
+    earlier: BTreeMap<u64, u64>,
+    num_tokens: u64,
+    epoch: f64,
+    next_gauges_at: f64,
+}
+
+impl Recorder {
+    /// Writes `config.toml`, `plan.json`, `env.json` and opens `metrics.jsonl`, `events.jsonl` (appends on resume).
+    ///
+    /// # Errors
+    /// The disk refuses, or another process is recording into `dir`.
+    pub fn create(dir: &Path, config: &RunConfig, plan: &PlanReport, env: &Value) -> Result<Recorder> {
+        fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
+        let events_path = dir.join(EVENTS_FILE);
+        let events = open_lines(&events_path, true)?;
+        let metrics = open_lines(&dir.join(METRICS_FILE), false)?;
+        let scrub = Scrubber::new(dir);
+        let text = toml::to_string_pretty(config)
+            .map_err(|e| Error::usage(format!("cannot write the config: {e}")))?;
+        let plan =
+            serde_json::to_value(plan).map_err(|e| Error::run(format!("cannot write the plan: {e}")))?;
+        replace_keeping(dir, CONFIG_FILE, text.as_bytes())?;
+        replace_keeping(dir, PLAN_FILE, format!("{:#}\n", scrub.json(plan)).as_bytes())?;
+        let env = with_earlier(&dir.join(ENV_FILE), scrub.json(env.clone()));
+        files::replace(&dir.join(ENV_FILE), format!("{env:#}\n").as_bytes())?;
+        let mut earlier = BTreeMap::new();
+        let mut epoch = 0.0;
+        for event in read_events(&events_path)?.events {
+            if let EventKind::Step(s) = event.kind {
+                earlier.insert(s.step, s.tokens);
+                epoch = s.epoch;
+            }
+        }
+        let dir = dir.to_path_buf();
+        Ok(Recorder {
+            dir,
+            events,
+            metrics,
+            scrub,
+            earlier,
+            num_tokens: 0,
+            epoch,
+            next_gauges_at: 0.0,
+        })
+    }
+
+    /// Takes one event; steps and evals also go to `metrics.jsonl`. Of the telemetry only a thinned sample of the
+    /// gauges is kept: one a second at first, later one every 1/500 of the run's age.
+    ///
+    /// # Errors
+    /// The disk refuses; the run must stop rather than lose its record.
+    pub fn record(&mut self, event: &Event) -> Result<()> {
+        match &event.kind {
+            EventKind::Progress(_) => return Ok(()),
+            EventKind::Gauges(_) => {
+                if event.at < self.next_gauges_at {
+                    return Ok(());
+                }
+                self.next_gauges_at = event.at + (event.at / 500.0).max(0.9);
+            }
+            EventKind::Started(s) => {
+                let kept = self.earlier.range(..=s.steps_done);
+                self.num_tokens = kept.fold(0, |sum, (_, tokens)| sum.saturating_add(*tokens));
+                self.next_gauges_at = 0.0;
+            }
+            _ => {}
+        }
+        let stored = serde_json::to_value(self.scrub.event(event))
+            .map_err(|e| Error::run(format!("cannot record an event: {e}")))?;
+        self.line(EVENTS_FILE, &stored)?;
+        match &event.kind {
+            EventKind::Step(s) => {
+                self.num_tokens = self.num_tokens.saturating_add(s.tokens);
+                self.epoch = s.epoch;
+                self.line(METRICS_FILE, &step_line(s, self.num_tokens))
+            }
+            EventKind::Eval(e) => {
+                let line = json!({
+                    "eval_loss": e.loss,
+                    "eval_runtime": e.seconds,
+                    "eval_num_tokens": e.tokens,
+                    "epoch": self.epoch,
+                    "step": e.step,
+                });
+                self.line(METRICS_FILE, &line)
+            }
+            // What these say is safe on disk; so must the record of it be.
+            EventKind::Saved(_) | EventKind::Finished(_) => self
+                .events
+                .sync_data()
+                .map_err(|e| Error::io("sync", &self.dir.join(EVENTS_FILE), e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes `report.json`, `report.md`, `report.html`, `loss.svg`; returns the path of `report.json`.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn finish(self) -> Result<PathBuf> {
+        for (file, name) in [(&self.events, EVENTS_FILE), (&self.metrics, METRICS_FILE)] {
+            file.sync_all()
+                .map_err(|e| Error::io("sync", &self.dir.join(name), e))?;
+        }
+        write_report(&self.dir)
+    }
+
+    fn line(&mut self, name: &str, line: &Value) -> Result<()> {
+        let file = if name == EVENTS_FILE {
+            &mut self.events
+        } else {
+            &mut self.metrics
+        };
+        file.write_all(format!("{line}\n").as_bytes()).map_err(|e| {
+            Error::io("write", &self.dir.join(name), e).next("free some space; the last checkpoint stands")
+        })
+    }
+}
+
+/// Whether a living process is recording into `dir`.
+#[must_use]
+pub(super) fn is_alive(dir: &Path) -> bool {
+    let Ok(file) = File::open(dir.join(EVENTS_FILE)) else {
+        return false;
+    };
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
+fn step_line(s: &StepRecord, num_tokens: u64) -> Value {
+    json!({
+        "loss": s.loss,
+        "grad_norm": s.grad_norm,
+        "learning_rate": s.learning_rate,
+        "epoch": s.epoch,
+        "num_tokens": num_tokens,
+        "step": s.step,
+        "step_time": s.seconds,
+        "step_tokens": s.tokens,
+        "trained_tokens": s.trained_tokens,
+        "skipped": s.skipped,
+        "disk_read": s.disk_read,
+        "h2d": s.h2d,
+        "d2h": s.d2h,
+        "model_drive_written": s.model_drive_written,
+        "stall_time": s.stall_s,
+    })
+}
+
+/// Opens a file of lines for appending; a last line that a crash cut off is taken away first.
+fn open_lines(path: &Path, lock: bool) -> Result<File> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(path)
+        .map_err(|e| Error::io("open", path, e))?;
+    if lock {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                return Err(
+                    Error::usage(format!("another process is recording into '{}'", path.display()))
+                        .next("wait for that run to end, or start a new one"),
+                );
+            }
+            // Some network file systems have no locks; the run matters more than knowing that it lives.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+    }
+    let kept = whole_lines(&mut file).map_err(|e| Error::io("read", path, e))?;
+    file.set_len(kept).map_err(|e| Error::io("mend", path, e))?;
+    Ok(file)
+}
+
+/// Bytes up to and with the last newline.
+fn whole_lines(file: &mut File) -> std::io::Result<u64> {
+    const CHUNK: u64 = 64 << 10;
+    let mut end = file.metadata()?.len();
+    while end > 0 {
+        let start = end.saturating_sub(CHUNK);
+        let mut chunk = vec![0; (end - start) as usize];
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(&mut chunk)?;
+        if let Some(at) = chunk.iter().rposition(|b| *b == b'\n') {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+/// Replaces `name`; an older version that differs stays as `name` with a number (`config.1.toml`).
+fn replace_keeping(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let path = dir.join(name);
+    if fs::read(&path).is_ok_and(|old| old != bytes) {
+        let (stem, ext) = name.split_once('.').unwrap_or((name, "old"));
+        let mut numbered = (1..).map(|n| dir.join(format!("{stem}.{n}.{ext}")));
+        if let Some(free) = numbered.find(|p| !p.exists()) {
+            fs::rename(&path, free).map_err(|e| Error::io("keep", &path, e))?;
+        }
+    }
+    files::replace(&path, bytes)?;
+    Ok(())
+}
+
+/// `env` with the environments of earlier sessions under `earlier`.
+fn with_earlier(path: &Path, mut env: Value) -> Value {
+    let old: Option<Value> = fs::read(path).ok().and_then(|b| serde_json::from_slice(&b).ok());
+    let Some(Value::Object(mut old)) = old else {
+        return env;
+    };
+    let mut earlier = match old.remove("earlier") {
+        Some(Value::Array(a)) => a,
+        _ => Vec::new(),
+    };
+    earlier.push(Value::Object(old));
+    if let Some(map) = env.as_object_mut() {
+        map.insert("earlier".into(), Value::Array(earlier));
+    }
+    env
+}

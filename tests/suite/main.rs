@@ -1,0 +1,27 @@
+//! Every integration test in one program: one link instead of a dozen, and support code shared without warnings.
+
+// `plan/testing.rs`, shared with the unit tests, names these as its own crate's.
+use blockstream_tui::{checkpoint, units};
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod checkpoints;
+mod configs;
+mod data_rows;
+mod planner;
+mod recorded;
+mod reports;
+
+#[cfg(feature = "torch")]
+mod equal;
+#[cfg(feature = "torch")]
+mod families;
+#[cfg(feature = "torch")]
+mod golden;
+#[cfg(feature = "torch")]
+mod gpu;
+#[cfg(feature = "torch")]
+mod streaming;
+#[cfg(feature = "torch")]
+mod walk;
