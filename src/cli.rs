@@ -90,8 +90,8 @@ fn workbench(cli: &Cli) -> Result<ExitCode> {
         results: results.clone(),
         notes: loaded.notes,
     };
-    // On a screen Ctrl-C is a key; without one it is a signal.
-    let signals = if cli.script.is_some() { Signals::install()? } else { Signals::none() };
+    // On a screen Ctrl-C is a key, and the screen answers signals itself; the run's record names them either way.
+    let signals = if cli.script.is_some() { Signals::install()? } else { Signals::observe()? };
     let mut services = desk::services(results, &options.config, signals)?;
     match &cli.script {
         Some(file) => {

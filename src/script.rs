@@ -1,8 +1,15 @@
 //! Scripts: the real workbench driven line by line without a terminal.
-use crate::error::ExitCode;
-use crate::engine::Services;
-use crate::ui::UiOptions;
-use std::io::Write;
-use std::path::Path;
-/// x
-pub fn run(_f: &Path, _s: &mut dyn Services, _o: UiOptions, _out: &mut dyn Write, _err: &mut dyn Write) -> ExitCode { ExitCode::Ok }
+//!
+//! One command a line, `#` comments, strings in double quotes; see [`parse`] for the grammar. Exit codes: 0 every
+//! expectation held, 1 one failed or a wait ran out, 2 a bad line, 3 an infeasible plan at `run`, 4 stopped early but
+//! saved, 130 and 143 on signals.
+
+mod drive;
+mod expect;
+mod parse;
+
+pub use drive::run;
+pub use parse::{Command, Line, Op, Operand, Scope, Wait, parse};
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,8 @@ pub struct Loaded {
 
 /// Prefix of the environment variables that set keys.
 const ENV_PREFIX: &str = "BSTUI_";
+/// Variables with that prefix that the tests of the binary use; they are no keys.
+const TEST_PREFIXES: [&str; 2] = ["BSTUI_FAKE_", "BSTUI_PANIC_"];
 /// A config is a page of text; anything longer is the wrong file.
 const LARGEST_FILE: u64 = 1 << 20;
 
@@ -41,7 +43,7 @@ pub fn load(file: Option<&Path>, env: &[(String, String)], sets: &[String]) -> R
     }
     let mut env: Vec<&(String, String)> = env
         .iter()
-        .filter(|(name, _)| name.starts_with(ENV_PREFIX))
+        .filter(|(name, _)| name.starts_with(ENV_PREFIX) && !TEST_PREFIXES.iter().any(|p| name.starts_with(p)))
         .collect();
     env.sort();
     layers.begin();

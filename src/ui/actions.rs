@@ -38,7 +38,11 @@ impl App {
             A::Stop => return self.running_command(Command::StopAndSave),
             A::Expand => self.panes.expanded = !self.panes.expanded,
             A::Freeze => {
-                self.panes.frozen = if self.panes.frozen.is_some() { None } else { Some(Box::new(self.run.clone())) };
+                self.panes.frozen = if self.panes.frozen.is_some() {
+                    None
+                } else {
+                    Some(Box::new(self.run.clone()))
+                };
             }
             A::LogY => self.panes.log_y = !self.panes.log_y,
             A::Smooth => self.panes.next_smoothing(),
@@ -84,7 +88,9 @@ impl App {
     fn confirm(&mut self) -> Vec<Effect> {
         match self.screen {
             Screen::Models => {
-                let Some(entry) = self.models.list.selected() else { return Vec::new() };
+                let Some(entry) = self.models.list.selected() else {
+                    return Vec::new();
+                };
                 if let Some(problem) = entry.problem.clone() {
                     self.message("This checkpoint can't be used", &problem);
                     return Vec::new();
@@ -95,6 +101,10 @@ impl App {
             Screen::Runs => match self.runs.list.selected() {
                 Some(entry) => vec![Effect::LoadReports(vec![entry.dir.clone()])],
                 None => Vec::new(),
+            },
+            Screen::Run => match &self.run.started {
+                Some(s) if self.run.finished.is_some() => vec![Effect::LoadReports(vec![s.run_dir.clone()])],
+                _ => Vec::new(),
             },
             _ => Vec::new(),
         }
@@ -114,11 +124,21 @@ impl App {
             return Vec::new();
         }
         let refusal = match self.plan.report() {
-            None => Some(("No plan yet", self.plan.error().unwrap_or("pick a model on the Models screen").to_owned())),
+            None => Some((
+                "No plan yet",
+                self.plan
+                    .error()
+                    .unwrap_or("pick a model on the Models screen")
+                    .to_owned(),
+            )),
             Some(report) => {
                 let mode = super::screens::plan::chosen(&self.config, report);
                 (mode.verdict == Verdict::Infeasible).then(|| {
-                    let fix = mode.nearest_fix.as_deref().map(|f| format!("\n\nNearest fix: {f}")).unwrap_or_default();
+                    let fix = mode
+                        .nearest_fix
+                        .as_deref()
+                        .map(|f| format!("\n\nNearest fix: {f}"))
+                        .unwrap_or_default();
                     ("INFEASIBLE", format!("{}{fix}", mode.reasons.join("\n")))
                 })
             }
@@ -133,7 +153,12 @@ impl App {
     }
 
     fn toggle_mode(&mut self) -> Vec<Effect> {
-        self.config.train.mode = if self.config.train.mode == "full" { "lora" } else { "full" }.into();
+        self.config.train.mode = if self.config.train.mode == "full" {
+            "lora"
+        } else {
+            "full"
+        }
+        .into();
         vec![Effect::Plan]
     }
 
@@ -171,7 +196,10 @@ impl App {
             [a, b] => vec![Effect::LoadReports(vec![a.clone(), b.clone()])],
             other => {
                 let n = other.len();
-                self.say(Level::Warn, format!("mark two runs with space to compare them; {n} marked"));
+                self.say(
+                    Level::Warn,
+                    format!("mark two runs with space to compare them; {n} marked"),
+                );
                 Vec::new()
             }
         }
@@ -276,7 +304,7 @@ impl App {
     pub(super) fn overlay_key(&mut self, overlay: Overlay, key: &KeyEvent) -> Vec<Effect> {
         match overlay.key(key) {
             Answer::Stay(overlay) => {
-                self.overlay = Some(overlay);
+                self.overlay = Some(*overlay);
                 Vec::new()
             }
             Answer::Close => Vec::new(),
@@ -308,7 +336,10 @@ impl App {
             (Some("q" | "quit"), None) => return self.quit(),
             _ => {}
         }
-        self.say(Level::Error, format!("no such command: {}", super::text::cut(line, 40)));
+        self.say(
+            Level::Error,
+            format!("no such command: {}", super::text::cut(line, 40)),
+        );
         Vec::new()
     }
 }

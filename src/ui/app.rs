@@ -5,7 +5,9 @@
 use super::keys::{Action, lookup, notation};
 use super::overlay::{Overlay, QuitChoice, QuitDialog};
 use super::run::{RunView, Source};
-use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
+use super::screens::{
+    data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen,
+};
 use super::theme::Theme;
 use crate::config::RunConfig;
 use crate::engine::{ModelEntry, RunEntry};
@@ -41,8 +43,14 @@ pub enum Screen {
 
 impl Screen {
     /// All of them.
-    pub const ALL: [Screen; 6] =
-        [Screen::Models, Screen::Data, Screen::Plan, Screen::Run, Screen::Runs, Screen::Try];
+    pub const ALL: [Screen; 6] = [
+        Screen::Models,
+        Screen::Data,
+        Screen::Plan,
+        Screen::Run,
+        Screen::Runs,
+        Screen::Try,
+    ];
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -58,7 +66,9 @@ impl Screen {
     /// The screen of a name, as `open` takes it.
     #[must_use]
     pub fn named(name: &str) -> Option<Screen> {
-        Screen::ALL.into_iter().find(|s| s.name().eq_ignore_ascii_case(name))
+        Screen::ALL
+            .into_iter()
+            .find(|s| s.name().eq_ignore_ascii_case(name))
     }
 }
 
@@ -101,6 +111,8 @@ pub enum Msg {
     Set(String, String),
     /// SIGINT or SIGTERM or a lost terminal: save, stop, leave with this code.
     Leave(ExitCode),
+    /// Export the newest run, as `export` does.
+    Export(String),
     /// An action without its key, as the palette sends it.
     Act(Action),
 }
@@ -218,7 +230,12 @@ impl App {
     /// Seconds of the run, moved on with the clock since its newest event.
     #[must_use]
     pub fn run_now(&self) -> f64 {
-        self.run.at + if self.run.running() { (self.now - self.event_seen_at).max(0.0) } else { 0.0 }
+        self.run.at
+            + if self.run.running() {
+                (self.now - self.event_seen_at).max(0.0)
+            } else {
+                0.0
+            }
     }
 
     /// Takes one message.
@@ -255,6 +272,7 @@ impl App {
             Msg::Open(screen) => return self.open(screen),
             Msg::Set(key, value) => return self.set(&key, &value),
             Msg::Leave(code) => return self.leave(code),
+            Msg::Export(kind) => return self.export(&kind),
             Msg::Act(action) => return self.act(action),
         }
         Vec::new()
@@ -267,7 +285,11 @@ impl App {
 
     /// Opens a dialog with a text to read.
     pub fn message(&mut self, title: &str, text: &str) {
-        self.overlay = Some(Overlay::Message { title: title.into(), text: text.into(), scroll: 0 });
+        self.overlay = Some(Overlay::Message {
+            title: title.into(),
+            text: text.into(),
+            scroll: 0,
+        });
     }
 
     /// Changes one setting and plans again.
@@ -287,7 +309,11 @@ impl App {
     }
 
     fn replan(&self) -> Vec<Effect> {
-        if self.config.model.path.is_empty() { Vec::new() } else { vec![Effect::Plan] }
+        if self.config.model.path.is_empty() {
+            Vec::new()
+        } else {
+            vec![Effect::Plan]
+        }
     }
 
     fn open(&mut self, screen: Screen) -> Vec<Effect> {
@@ -303,11 +329,18 @@ impl App {
 
     fn tick(&mut self, now: f64) -> Vec<Effect> {
         self.now = now;
-        if self.flash.as_ref().is_some_and(|(_, _, since)| now - since > FLASH) {
+        if self
+            .flash
+            .as_ref()
+            .is_some_and(|(_, _, since)| now - since > FLASH)
+        {
             self.flash = None;
         }
         match self.leaving {
-            Some(Leaving { deadline: Some(deadline), code }) if now > deadline => {
+            Some(Leaving {
+                deadline: Some(deadline),
+                code,
+            }) if now > deadline => {
                 vec![Effect::Quit(code.unwrap_or(ExitCode::Failed))]
             }
             _ => Vec::new(),
@@ -344,7 +377,11 @@ impl App {
             return Vec::new();
         }
         if notation(key) == "<c-c>" {
-            return if key.kind == KeyEventKind::Press { self.interrupt() } else { Vec::new() };
+            return if key.kind == KeyEventKind::Press {
+                self.interrupt()
+            } else {
+                Vec::new()
+            };
         }
         if let Some(overlay) = self.overlay.take() {
             return self.overlay_key(overlay, key);
@@ -401,8 +438,15 @@ impl App {
         // The second signal does not wait for the step.
         let again = self.leaving.is_some();
         let deadline = again.then_some(self.now + STOP_NOW_GRACE);
-        self.leaving = Some(Leaving { deadline, code: Some(code) });
-        self.ask(if again { Command::StopNow } else { Command::StopAndSave })
+        self.leaving = Some(Leaving {
+            deadline,
+            code: Some(code),
+        });
+        self.ask(if again {
+            Command::StopNow
+        } else {
+            Command::StopAndSave
+        })
     }
 
     /// Passes a command on and shows at once that it was heard.
@@ -422,7 +466,10 @@ impl App {
             }
             None => {
                 let values = reports.into_iter().filter_map(|(_, r)| r.ok()).collect();
-                self.overlay = Some(Overlay::Report { reports: values, scroll: 0 });
+                self.overlay = Some(Overlay::Report {
+                    reports: values,
+                    scroll: 0,
+                });
             }
         }
     }

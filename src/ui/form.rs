@@ -21,7 +21,12 @@ const ATTENTION: &str = "q_proj,k_proj,v_proj,o_proj";
 
 /// Settings of the Plan screen.
 pub const PLAN: &[Field] = &[
-    Field { key: "lora.r", label: "rank", get: |c| c.lora.r.to_string(), steps: &["4", "8", "16", "32", "64", "128"] },
+    Field {
+        key: "lora.r",
+        label: "rank",
+        get: |c| c.lora.r.to_string(),
+        steps: &["4", "8", "16", "32", "64", "128"],
+    },
     Field {
         key: "lora.targets",
         label: "targets",
@@ -55,7 +60,13 @@ pub const PLAN: &[Field] = &[
     Field {
         key: "train.max_steps",
         label: "steps",
-        get: |c| if c.train.max_steps == 0 { "0".into() } else { c.train.max_steps.to_string() },
+        get: |c| {
+            if c.train.max_steps == 0 {
+                "0".into()
+            } else {
+                c.train.max_steps.to_string()
+            }
+        },
         steps: &["0", "20", "50", "100", "200", "500", "1000"],
     },
     Field {
@@ -64,7 +75,12 @@ pub const PLAN: &[Field] = &[
         get: |c| format!("{:e}", c.train.learning_rate),
         steps: &["1e-5", "2e-5", "5e-5", "1e-4", "2e-4", "5e-4", "1e-3"],
     },
-    Field { key: "stream.tier", label: "tier", get: |c| c.stream.tier.clone(), steps: &["auto", "ram", "disk"] },
+    Field {
+        key: "stream.tier",
+        label: "tier",
+        get: |c| c.stream.tier.clone(),
+        steps: &["auto", "ram", "disk"],
+    },
     Field {
         key: "stream.prefetch_ahead",
         label: "prefetch",
@@ -90,13 +106,27 @@ pub const DATA: &[Field] = &[
     Field {
         key: "data.files",
         label: "files",
-        get: |c| c.data.files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(","),
+        get: |c| {
+            c.data
+                .files
+                .iter()
+                .map(|f| f.display().to_string())
+                .collect::<Vec<_>>()
+                .join(",")
+        },
         steps: &[],
     },
     Field {
         key: "data.eval_files",
         label: "held-out files",
-        get: |c| c.data.eval_files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(","),
+        get: |c| {
+            c.data
+                .eval_files
+                .iter()
+                .map(|f| f.display().to_string())
+                .collect::<Vec<_>>()
+                .join(",")
+        },
         steps: &[],
     },
     Field {
@@ -109,7 +139,14 @@ pub const DATA: &[Field] = &[
         key: "data.format",
         label: "format",
         get: |c| c.data.format.clone(),
-        steps: &["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"],
+        steps: &[
+            "auto",
+            "messages",
+            "sharegpt",
+            "alpaca",
+            "prompt_completion",
+            "text",
+        ],
     },
     Field {
         key: "data.train_on",
@@ -138,7 +175,11 @@ pub const DATA: &[Field] = &[
 ];
 
 fn size(bytes: ByteSize) -> String {
-    if bytes.0 == 0 { "0".into() } else { Bytes(bytes.0).to_string() }
+    if bytes.0 == 0 {
+        "0".into()
+    } else {
+        Bytes(bytes.0).to_string()
+    }
 }
 
 impl Field {
@@ -201,7 +242,10 @@ mod tests {
         let mut c = RunConfig::default();
         assert_eq!(field("lora.r").stepped(&c, 1), Some("32"));
         c.lora.r = 48;
-        assert_eq!((field("lora.r").stepped(&c, 1), field("lora.r").stepped(&c, -1)), (Some("64"), Some("32")));
+        assert_eq!(
+            (field("lora.r").stepped(&c, 1), field("lora.r").stepped(&c, -1)),
+            (Some("64"), Some("32"))
+        );
         c.lora.r = 128;
         assert_eq!(field("lora.r").stepped(&c, 1), None);
         c.train.learning_rate = 2e-4;

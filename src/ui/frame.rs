@@ -1,8 +1,9 @@
 //! One frame: header, screen, status bar and overlay, at any size down to one cell.
 
 use super::app::{App, Screen};
-use super::keys::{Action, on};
+use super::keys::{Action, Binding, on};
 use super::overlay::{Overlay, QuitChoice, help_lines};
+use super::run::about;
 use super::screens;
 use super::text::cut;
 use super::theme::Tone;
@@ -61,16 +62,26 @@ pub fn draw(app: &App, frame: &mut Frame) {
 
 /// Names the size needed and the size there is; the keys to leave still work, and say so.
 fn too_small(app: &App, frame: &mut Frame, area: Rect) {
-    let need = format!("terminal too small: need {}x{}, have {}x{}", SMALLEST.0, SMALLEST.1, area.width, area.height);
+    let need = format!(
+        "terminal too small: need {}x{}, have {}x{}",
+        SMALLEST.0, SMALLEST.1, area.width, area.height
+    );
     let keys = match (&app.overlay, app.busy()) {
         (Some(Overlay::Quit(_)), _) => "s save and stop  k stop now  c cancel",
         (_, true) => "q quit  (training goes on)",
         (_, false) => "q quit",
     };
-    let text: Vec<Line> =
-        wrap(&need, area.width.into()).into_iter().map(Line::from).chain([Line::styled(keys, app.theme.strong())]).collect();
+    let text: Vec<Line> = wrap(&need, area.width.into())
+        .into_iter()
+        .map(Line::from)
+        .chain([Line::styled(keys, app.theme.strong())])
+        .collect();
     // On one line the way out matters more than the size.
-    let text = if area.height < 2 && matches!(app.overlay, Some(Overlay::Quit(_))) { vec![Line::from(keys)] } else { text };
+    let text = if area.height < 2 && matches!(app.overlay, Some(Overlay::Quit(_))) {
+        vec![Line::from(keys)]
+    } else {
+        text
+    };
     frame.render_widget(Paragraph::new(text), area);
 }
 
@@ -82,46 +93,82 @@ fn header(app: &App, frame: &mut Frame, area: Rect) {
         spans.push(Span::styled("│", theme.dim()));
     }
     for (i, screen) in Screen::ALL.into_iter().enumerate() {
-        let style = if screen == app.screen { theme.selected() } else { Style::default() };
+        let style = if screen == app.screen {
+            theme.selected()
+        } else {
+            Style::default()
+        };
         spans.push(Span::styled(format!(" {} {} ", i + 1, screen.name()), style));
     }
     let line = Line::from(spans);
     let used = line.width();
     put(frame, area, line);
-    let name = app.plan.report().map_or(app.config.model.path.as_str(), |r| r.model.as_str());
+    let name = app
+        .plan
+        .report()
+        .map_or(app.config.model.path.as_str(), |r| r.model.as_str());
     let room = (area.width as usize).saturating_sub(used + 2);
     if room >= 8 && !name.is_empty() {
         let name = cut(name, room);
         let width = super::text::width(&name) as u16;
-        let at = Rect { x: area.right().saturating_sub(width + 1), width, ..area };
+        let at = Rect {
+            x: area.right().saturating_sub(width + 1),
+            width,
+            ..area
+        };
         put(frame, at, Line::styled(name, theme.dim()));
     }
 }
 
-/// Keys that matter here, as many as fit.
+/// Keys that matter here, as many as fit; the way to help and out is never what gives way.
 fn hint_line(app: &App, width: usize) -> Line<'static> {
     let theme = app.theme;
-    let mut spans = vec![Span::raw(" ")];
-    let mut used = 1;
-    let bindings = on(app.screen).filter(|b| !b.hint.is_empty());
-    let palette = [(":", "commands")];
-    let all = bindings.map(|b| (b.keys[0], hint_word(app, b.action, b.hint))).chain(palette.map(|(k, h)| (k, h)));
-    for (key, word) in all {
-        let key = match key {
+    let general = |a: Action| matches!(a, Action::Help | Action::Quit);
+    let hinted = |b: &&Binding| !b.hint.is_empty();
+    let cost = |key: &str, word: &str| key.len() + word.len() + 4;
+    let mut last: Vec<_> = on(app.screen)
+        .filter(hinted)
+        .filter(|b| general(b.action))
+        .map(|b| (b.keys[0], b.hint))
+        .collect();
+    let tail = |last: &[(&str, &str)]| last.iter().map(|(k, w)| cost(k, w)).sum::<usize>();
+    if tail(&last) + cost(":", "commands") < width {
+        last.insert(0, (":", "commands"));
+    }
+    let mut room = width.saturating_sub(1 + tail(&last));
+    let mut shown = Vec::new();
+    for b in on(app.screen)
+        .filter(hinted)
+        .filter(|b| !general(b.action) && useful(app, b.action))
+    {
+        let key = match b.keys[0] {
             "<ret>" => "enter",
             "<space>" => "space",
-            "<esc>" => "esc",
             other => other,
         };
-        let cost = key.len() + word.len() + 4;
-        if used + cost > width {
+        let word = hint_word(app, b.action, b.hint);
+        let Some(left) = room.checked_sub(cost(key, word)) else {
             break;
-        }
-        used += cost;
+        };
+        room = left;
+        shown.push((key, word));
+    }
+    let mut spans = vec![Span::raw(" ")];
+    for (key, word) in shown.into_iter().chain(last) {
         spans.push(Span::styled(key.to_owned(), theme.strong()));
         spans.push(Span::styled(format!(" {word}   "), theme.dim()));
     }
     Line::from(spans)
+}
+
+/// Whether an action does anything now: a run that is over can't be paused, one that goes on has no report.
+fn useful(app: &App, action: Action) -> bool {
+    match action {
+        Action::PauseResume | Action::SaveNow | Action::Stop => app.busy(),
+        Action::Confirm if app.screen == Screen::Run => app.run.finished.is_some(),
+        Action::Start => !app.busy(),
+        _ => true,
+    }
 }
 
 fn hint_word(app: &App, action: Action, hint: &'static str) -> &'static str {
@@ -153,29 +200,51 @@ fn mode(app: &App) -> &'static str {
 fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     let theme = app.theme;
     let chip = format!(" {} ", mode(app));
-    let state = if app.handed_over { "preparing".to_owned() } else { app.run.state(app.run_now()) };
-    let mut spans = vec![Span::styled(chip, theme.selected()), Span::raw(format!(" {state}"))];
-    if app.run.running()
-        && let (Some(s), Some(last)) = (&app.run.started, &app.run.last)
-    {
-        spans.push(Span::styled(format!("  step {}/{}", last.step, s.steps_total), theme.dim()));
-    }
+    let state = if app.handed_over {
+        "preparing".to_owned()
+    } else {
+        app.run.state(app.run_now())
+    };
     let dropped = format!(" dropped {} ", app.dropped);
-    let room = (area.width as usize).saturating_sub(Line::from(spans.clone()).width() + dropped.len() + 2);
+    let left = |used: usize| (area.width as usize).saturating_sub(used + dropped.len());
+    let mut spans = vec![Span::styled(chip, theme.selected())];
+    let said = app
+        .flash
+        .as_ref()
+        .map_or(0, |(_, text, _)| super::text::width(text) + 4);
+    // What was just said comes before what can be read a moment later.
+    if said + state.len() <= left(12) || said == 0 {
+        spans.push(Span::raw(format!(" {state}")));
+        if app.run.running()
+            && let (Some(s), Some(last)) = (&app.run.started, &app.run.last)
+        {
+            let steps = format!("  step {}/{}", last.step, s.steps_total);
+            if said + state.len() + steps.len() <= left(12) {
+                spans.push(Span::styled(steps, theme.dim()));
+            }
+        }
+    }
+    let room = left(Line::from(spans.clone()).width() + 2);
     let typing = match app.screen {
         Screen::Models => app.models.list.typing(),
         Screen::Runs => app.runs.list.typing(),
         _ => None,
     };
     if let Some(input) = typing {
-        spans.push(Span::styled(format!("  / {}▏", cut(input.text(), room.saturating_sub(4))), theme.strong()));
+        spans.push(Span::styled(
+            format!("  / {}▏", cut(input.text(), room.saturating_sub(4))),
+            theme.strong(),
+        ));
     } else if let Some((level, text, _)) = &app.flash {
         let (sign, style) = match level {
             Level::Info => ("", theme.strong()),
             Level::Warn => ("! ", theme.tone(Tone::Notice)),
             Level::Error => ("✗ ", theme.tone(Tone::Bad)),
         };
-        spans.push(Span::styled(format!("  {}", cut(&format!("{sign}{text}"), room)), style));
+        spans.push(Span::styled(
+            format!("  {}", cut(&format!("{sign}{text}"), room)),
+            style,
+        ));
     } else if with_hints {
         let hints = hint_line(app, room);
         spans.push(Span::raw("  "));
@@ -183,8 +252,20 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     }
     put(frame, area, Line::from(spans));
     let width = (dropped.len() as u16).min(area.width);
-    let style = if app.dropped > 0 { theme.tone(Tone::Notice) } else { theme.dim() };
-    put(frame, Rect { x: area.right() - width, width, ..area }, Line::styled(dropped, style));
+    let style = if app.dropped > 0 {
+        theme.tone(Tone::Notice)
+    } else {
+        theme.dim()
+    };
+    put(
+        frame,
+        Rect {
+            x: area.right() - width,
+            width,
+            ..area
+        },
+        Line::styled(dropped, style),
+    );
 }
 
 /// A box of `width` × `height` in the middle of `area`, cleared.
@@ -197,7 +278,14 @@ fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), title: &str
         height,
     };
     frame.render_widget(Clear, at);
-    pane(frame, at, Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()), true, false, app.theme)
+    pane(
+        frame,
+        at,
+        Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()),
+        true,
+        false,
+        app.theme,
+    )
 }
 
 fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
@@ -205,13 +293,23 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
     match overlay {
         Overlay::Quit(dialog) => {
             let inner = popup(app, frame, area, (56, 7), "a run is in progress");
-            let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" (~{})", crate::units::secs(s)));
+            let left = app
+                .run
+                .step_left(app.run_now())
+                .map_or(String::new(), |s| format!(" ({})", about(s)));
             let text = format!("Finish this step{left} and save, stop at once, or go on?");
-            let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
+            let mut body: Vec<Line> = wrap(&text, inner.width.into())
+                .into_iter()
+                .map(Line::from)
+                .collect();
             body.push(Line::default());
             let mut choices = Vec::new();
             for (i, (_, key, word)) in QuitChoice::ALL.iter().enumerate() {
-                let style = if i == dialog.selected { theme.selected() } else { Style::default() };
+                let style = if i == dialog.selected {
+                    theme.selected()
+                } else {
+                    Style::default()
+                };
                 choices.push(Span::styled(format!(" {key} {word} "), style));
                 choices.push(Span::raw(" "));
             }
@@ -219,18 +317,40 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
             body.push(Line::styled("Ctrl-C again stops at once", theme.dim()));
             lines(frame, inner, body, 0);
         }
-        Overlay::Help { screen, filter, scroll } => {
+        Overlay::Help {
+            screen,
+            filter,
+            scroll,
+        } => {
             let height = (area.height - 2).min(34);
-            let inner = popup(app, frame, area, (72, height), &format!("keys on {}", screen.name()));
+            let inner = popup(
+                app,
+                frame,
+                area,
+                (72, height),
+                &format!("keys on {}", screen.name()),
+            );
             let rows = help_lines(*screen, filter.text());
             let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
             let label = "type to find: ";
             put(frame, search, Line::styled(label, theme.dim()));
             let indent = (label.len() as u16).min(search.width);
-            filter.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
+            filter.draw(
+                frame,
+                Rect {
+                    x: search.x + indent,
+                    width: search.width - indent,
+                    ..search
+                },
+            );
             let text: Vec<Line> = rows
                 .into_iter()
-                .map(|(keys, help)| Line::from(vec![Span::styled(format!("{keys:>15}  "), theme.strong()), Span::raw(help)]))
+                .map(|(keys, help)| {
+                    Line::from(vec![
+                        Span::styled(format!("{keys:>15}  "), theme.strong()),
+                        Span::raw(help),
+                    ])
+                })
                 .collect();
             let scroll = (*scroll).min(text.len().saturating_sub(body.height.into()));
             lines(frame, body, text, scroll);
@@ -240,7 +360,14 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
             let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
             put(frame, search, Line::styled(": ", theme.strong()));
             let indent = 2.min(search.width);
-            p.input.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
+            p.input.draw(
+                frame,
+                Rect {
+                    x: search.x + indent,
+                    width: search.width - indent,
+                    ..search
+                },
+            );
             let hits = p.hits();
             let first = super::list::window(p.selected, hits.len(), body.height.into());
             let text = hits
@@ -248,13 +375,20 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
                 .enumerate()
                 .skip(first)
                 .map(|(i, b)| {
-                    let style = if i == p.selected { theme.selected() } else { Style::default() };
+                    let style = if i == p.selected {
+                        theme.selected()
+                    } else {
+                        Style::default()
+                    };
                     let line = format!(" {:<54} {:>8} ", cut(b.help, 54), b.keys[0]);
                     Line::styled(line, style)
                 })
                 .collect::<Vec<_>>();
-            let text = if text.is_empty() {
-                vec![Line::styled(" set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit", theme.dim())]
+            let text = if text.is_empty() || p.verb() {
+                vec![Line::styled(
+                    " set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit",
+                    theme.dim(),
+                )]
             } else {
                 text
             };
@@ -276,10 +410,20 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
         }
         Overlay::Report { reports, scroll } => {
             let width = (area.width - 4).min(if reports.len() > 1 { 120 } else { 76 });
-            let title = if reports.len() > 1 { "two runs side by side" } else { "report" };
             let text = screens::report::report_lines(reports, width.saturating_sub(2).into(), theme);
             let height = (text.len() as u16 + 2).min(area.height - 2);
-            let inner = popup(app, frame, area, (width, height), title);
+            let more = text.len() > usize::from(height) - 2;
+            let title = if reports.len() > 1 {
+                "two runs side by side"
+            } else {
+                "report"
+            };
+            let title = if more {
+                format!("{title}, j k scroll")
+            } else {
+                title.to_owned()
+            };
+            let inner = popup(app, frame, area, (width, height), &title);
             let scroll = (*scroll).min(text.len().saturating_sub(inner.height.into()));
             lines(frame, inner, text, scroll);
         }

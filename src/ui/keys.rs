@@ -55,7 +55,10 @@ impl Action {
     #[must_use]
     pub fn repeats(self) -> bool {
         use Action as A;
-        matches!(self, A::Up | A::Down | A::Left | A::Right | A::PageUp | A::PageDown | A::NextMatch | A::PrevMatch)
+        matches!(
+            self,
+            A::Up | A::Down | A::Left | A::Right | A::PageUp | A::PageDown | A::NextMatch | A::PrevMatch
+        )
     }
 }
 
@@ -81,17 +84,25 @@ const fn b(
     help: &'static str,
     on: &'static [Screen],
 ) -> Binding {
-    Binding { keys, action, hint, help, on }
+    Binding {
+        keys,
+        action,
+        hint,
+        help,
+        on,
+    }
 }
 
 const LISTS: &[Screen] = &[Screen::Models, Screen::Runs];
 const FORMS: &[Screen] = &[Screen::Plan, Screen::Data];
 
 /// Every key of the program. The first binding that fits the screen wins.
+#[rustfmt::skip]
 pub const BINDINGS: &[Binding] = &[
     b(&["<ret>"], Action::Confirm, "plan", "plan the selected checkpoint", &[Screen::Models]),
     b(&["<ret>"], Action::Start, "start", "start the run that is planned here", &[Screen::Plan]),
     b(&["<ret>"], Action::Confirm, "report", "show the report of the selected run", &[Screen::Runs]),
+    b(&["<ret>"], Action::Confirm, "report", "show the report of the run that has ended", &[Screen::Run]),
     b(&["<ret>", "i"], Action::Edit, "edit", "edit the selected setting as text", &[Screen::Data]),
     b(&["i", "="], Action::Edit, "edit", "edit the selected setting as text", &[Screen::Plan]),
     b(&["h", "<left>"], Action::Left, "", "previous value of the setting", FORMS),
@@ -150,7 +161,9 @@ pub fn lookup(key: &KeyEvent, screen: Screen) -> Option<&'static Binding> {
 
 /// Bindings that work on `screen`, in the table's order.
 pub fn on(screen: Screen) -> impl Iterator<Item = &'static Binding> {
-    BINDINGS.iter().filter(move |b| b.on.is_empty() || b.on.contains(&screen))
+    BINDINGS
+        .iter()
+        .filter(move |b| b.on.is_empty() || b.on.contains(&screen))
 }
 
 const NAMES: &[(&str, KeyCode)] = &[
@@ -176,7 +189,10 @@ const NAMES: &[(&str, KeyCode)] = &[
 /// A key press as `j`, `<ret>`, `<c-c>`.
 #[must_use]
 pub fn notation(key: &KeyEvent) -> String {
-    let name = NAMES.iter().find(|(_, code)| *code == key.code).map(|(name, _)| *name);
+    let name = NAMES
+        .iter()
+        .find(|(_, code)| *code == key.code)
+        .map(|(name, _)| *name);
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     match (name, key.code, control) {
         (Some(name), _, false) => format!("<{name}>"),
@@ -198,7 +214,10 @@ pub fn parse(text: &str) -> Result<KeyEvent, String> {
         return Ok(press(KeyCode::Char(c), KeyModifiers::NONE));
     }
     let wrong = || format!("'{text}' is not a key; write j, <ret>, <esc>, <tab>, <space>, <up>, <c-c>");
-    let inner = text.strip_prefix('<').and_then(|t| t.strip_suffix('>')).ok_or_else(wrong)?;
+    let inner = text
+        .strip_prefix('<')
+        .and_then(|t| t.strip_suffix('>'))
+        .ok_or_else(wrong)?;
     if let Some((_, code)) = NAMES.iter().find(|(name, _)| *name == inner) {
         return Ok(press(*code, KeyModifiers::NONE));
     }

@@ -4,6 +4,7 @@
 
 use super::app::Msg;
 use super::noise::Noise;
+use super::run::RunView;
 use super::session::{Request, Session};
 use super::term::{self, Screen};
 use super::theme::Theme;
@@ -13,6 +14,7 @@ use crate::engine::Services;
 use crate::error::{Error, ExitCode, Result};
 use crate::event::Level;
 use ratatui::crossterm::event::{self as input, Event as Input};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -55,7 +57,22 @@ pub fn run(services: &mut dyn Services, options: UiOptions) -> Result<ExitCode> 
     }
     let noise = Noise::redirect(&options.results.join("blockstream-tui.log"))?;
     let mut screen = Screen::enter(noise)?;
-    runtime.block_on(watch(&mut session, &mut screen, &options.results))
+    let code = runtime.block_on(watch(&mut session, &mut screen, &options.results));
+    drop(screen);
+    // A terminal that is gone can't be told, and the run's folder says the same.
+    let _ = std::io::stderr().write_all(farewell(&session.app.run).as_bytes());
+    code
+}
+
+/// What is said once the screen is gone.
+fn farewell(run: &RunView) -> String {
+    let report = run.started.as_ref().filter(|_| run.finished.is_some());
+    let report = report.map(|s| format!("report: {}", s.run_dir.join("report.json").display()));
+    run.ending()
+        .into_iter()
+        .chain(report)
+        .map(|line| line + "\n")
+        .collect()
 }
 
 /// Signals that reach the screen as messages.
@@ -64,6 +81,7 @@ struct Signals {
     term: Signal,
     hup: Signal,
     cont: Signal,
+    stop: Signal,
 }
 
 impl Signals {
@@ -73,6 +91,7 @@ impl Signals {
             int: catch(SignalKind::interrupt())?,
             term: catch(SignalKind::terminate())?,
             hup: catch(SignalKind::hangup())?,
+            stop: catch(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?,
             cont: catch(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()))?,
         })
     }
@@ -92,7 +111,11 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
     loop {
         if dirty && attached {
             // A terminal that is gone must not cost the run: save, stop, leave.
-            if screen.terminal.draw(|f| super::frame::draw(&session.app, f)).is_err() {
+            if screen
+                .terminal
+                .draw(|f| super::frame::draw(&session.app, f))
+                .is_err()
+            {
                 attached = false;
                 session.send(Msg::Leave(ExitCode::Terminated));
             }
@@ -107,6 +130,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
                 session.send(Msg::Leave(ExitCode::Terminated));
             }
             _ = signals.int.recv() => session.send(Msg::Leave(ExitCode::Interrupted)),
+            _ = signals.stop.recv() => screen.suspend()?,
             _ = signals.cont.recv() => screen.resume()?,
             received = keys.recv(), if attached => match received {
                 Some(Input::Key(key)) => session.send(Msg::Key(key)),
@@ -139,7 +163,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
             match request {
                 Request::Quit(code) => return Ok(code),
                 Request::Suspend => screen.suspend()?,
-                Request::Redraw => screen.terminal.clear().map_err(lost)?,
+                Request::Redraw => screen.redraw()?,
                 Request::SaveScreen => save_screen(session, screen, results),
             }
         }
@@ -165,7 +189,10 @@ fn read_keys() -> Result<mpsc::Receiver<Input>> {
 fn save_screen(session: &mut Session<'_>, screen: &mut Screen, results: &Path) {
     let name = format!("screen-{}.txt", clock::utc(clock::unix_now()).replace(':', ""));
     let path = results.join(name);
-    let buffer = screen.terminal.draw(|f| super::frame::draw(&session.app, f)).map(|done| done.buffer.clone());
+    let buffer = screen
+        .terminal
+        .draw(|f| super::frame::draw(&session.app, f))
+        .map(|done| done.buffer.clone());
     let written = buffer.and_then(|b| std::fs::write(&path, buffer_text(&b)));
     session.send(match written {
         Ok(()) => Msg::Say(Level::Info, format!("screen written to {}", path.display())),

@@ -32,12 +32,20 @@ impl Noise {
         }
         let open = OpenOptions::new().append(true).create(true).read(true).open(path);
         let mut log = open.map_err(|e| Error::io("open", path, e))?;
-        let read = log.seek(SeekFrom::End(0)).map_err(|e| Error::io("read", path, e))?;
+        let read = log
+            .seek(SeekFrom::End(0))
+            .map_err(|e| Error::io("read", path, e))?;
         let keep = |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(refused);
         let saved = (keep(stdout())?, keep(stderr())?);
         dup2_stdout(&log).map_err(refused)?;
         dup2_stderr(&log).map_err(refused)?;
-        Ok(Noise { saved, log, path: path.into(), read, partial: Vec::new() })
+        Ok(Noise {
+            saved,
+            log,
+            path: path.into(),
+            read,
+            partial: Vec::new(),
+        })
     }
 
     /// A writer to the terminal that stdout was.
@@ -45,7 +53,11 @@ impl Noise {
     /// # Errors
     /// The system is out of descriptors.
     pub fn tty(&self) -> Result<File> {
-        self.saved.0.try_clone().map(File::from).map_err(|e| Error::device(format!("cannot keep the terminal: {e}")))
+        self.saved
+            .0
+            .try_clone()
+            .map(File::from)
+            .map_err(|e| Error::device(format!("cannot keep the terminal: {e}")))
     }
 
     /// Complete lines written since the last call.
@@ -57,10 +69,16 @@ impl Noise {
             self.read += read as u64;
         }
         self.partial.extend(fresh);
-        let Some(end) = self.partial.iter().rposition(|b| *b == b'\n') else { return Vec::new() };
+        let Some(end) = self.partial.iter().rposition(|b| *b == b'\n') else {
+            return Vec::new();
+        };
         let rest = self.partial.split_off(end + 1);
         let whole = std::mem::replace(&mut self.partial, rest);
-        String::from_utf8_lossy(&whole).lines().filter(|l| !l.trim().is_empty()).map(String::from).collect()
+        String::from_utf8_lossy(&whole)
+            .lines()
+            .filter(|l| !l.trim().is_empty())
+            .map(String::from)
+            .collect()
     }
 }
 

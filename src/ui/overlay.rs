@@ -46,7 +46,7 @@ pub enum Overlay {
 /// What a key did to an overlay.
 pub(super) enum Answer {
     /// It stays open.
-    Stay(Overlay),
+    Stay(Box<Overlay>),
     /// It closes.
     Close,
     /// The quit dialog was answered.
@@ -108,7 +108,11 @@ pub struct Prompt {
 
 impl Palette {
     pub(super) fn new(screen: Screen) -> Palette {
-        Palette { input: Input::new(""), selected: 0, screen }
+        Palette {
+            input: Input::new(""),
+            selected: 0,
+            screen,
+        }
     }
 
     /// Bindings that match what is typed, best first; those of this screen before others at equal rank.
@@ -128,13 +132,20 @@ impl Palette {
 
 impl Prompt {
     pub(super) fn open_path(now: &str) -> Prompt {
-        Prompt { title: "Model folder or hub id", input: Input::new(now) }
+        Prompt {
+            title: "Model folder or hub id",
+            input: Input::new(now),
+        }
     }
 }
 
 impl Overlay {
     pub(super) fn help(screen: Screen) -> Overlay {
-        Overlay::Help { screen, filter: Input::new(""), scroll: 0 }
+        Overlay::Help {
+            screen,
+            filter: Input::new(""),
+            scroll: 0,
+        }
     }
 
     pub(super) fn paste(&mut self, text: &str) {
@@ -195,7 +206,11 @@ impl Overlay {
             Overlay::Prompt(p) => match name.as_str() {
                 "<ret>" if pressed => {
                     let text = p.input.text().trim().to_owned();
-                    return if text.is_empty() { Answer::Close } else { Answer::OpenModel(text) };
+                    return if text.is_empty() {
+                        Answer::Close
+                    } else {
+                        Answer::OpenModel(text)
+                    };
                 }
                 _ => {
                     p.input.key(key);
@@ -213,16 +228,24 @@ impl Overlay {
         if let Overlay::Palette(p) = &mut self {
             p.selected = p.selected.min(p.hits().len().saturating_sub(1));
         }
-        Answer::Stay(self)
+        Answer::Stay(Box::new(self))
     }
 }
 
 impl Palette {
-    /// A verb of the script wins over an action that merely sounds like it.
+    /// What is typed is a line for the script's verbs, not the name of an action.
+    #[must_use]
+    pub fn verb(&self) -> bool {
+        let verb = self.input.text().split_whitespace().next().unwrap_or("");
+        matches!(
+            verb,
+            "set" | "open" | "export" | "run" | "stop" | "save" | "q" | "quit" | "pause" | "resume"
+        )
+    }
+
     fn chosen(&self) -> Answer {
         let line = self.input.text().trim();
-        let verb = line.split_whitespace().next().unwrap_or("");
-        if matches!(verb, "set" | "open" | "export" | "run" | "stop" | "save" | "q" | "quit" | "pause" | "resume") {
+        if self.verb() {
             return Answer::Line(line.to_owned());
         }
         match self.hits().get(self.selected) {
@@ -236,10 +259,22 @@ impl Palette {
 /// Lines of the help: keys and what they do, those of the screen first.
 #[must_use]
 pub fn help_lines(screen: Screen, filter: &str) -> Vec<(String, &'static str)> {
-    on(screen)
-        .map(|b| (b.keys.join(" "), b.help))
-        .filter(|(keys, help)| {
-            filter.is_empty() || keys.contains(filter) || help.to_lowercase().contains(&filter.to_lowercase())
-        })
-        .collect()
+    let mut taken: Vec<&str> = Vec::new();
+    let mut out = Vec::new();
+    for binding in on(screen) {
+        // A key that means something else here is not listed with its general meaning.
+        let keys: Vec<&str> = binding
+            .keys
+            .iter()
+            .copied()
+            .filter(|k| !taken.contains(k))
+            .collect();
+        taken.extend(&keys);
+        if !keys.is_empty() {
+            out.push((keys.join(" "), binding.help));
+        }
+    }
+    let wanted = filter.to_lowercase();
+    out.retain(|(keys, help)| keys.contains(filter) || help.to_lowercase().contains(&wanted));
+    out
 }

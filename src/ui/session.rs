@@ -99,7 +99,8 @@ impl<'a> Session<'a> {
                 }
                 Effect::Export(dir, kind) => {
                     let result = self.services.export(&dir, &kind);
-                    let answer = Msg::Exported(result.as_ref().map(Clone::clone).map_err(ToString::to_string));
+                    let answer =
+                        Msg::Exported(result.as_ref().map(Clone::clone).map_err(ToString::to_string));
                     self.exported = Some(result);
                     Some(answer)
                 }

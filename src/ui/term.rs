@@ -4,8 +4,12 @@ use super::noise::Noise;
 use crate::error::{Error, Result};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
-use ratatui::crossterm::event::{DisableBracketedPaste, DisableFocusChange, DisableMouseCapture, EnableBracketedPaste};
-use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use ratatui::crossterm::event::{
+    DisableBracketedPaste, DisableFocusChange, DisableMouseCapture, EnableBracketedPaste,
+};
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
 use ratatui::crossterm::{cursor::Show, execute};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -43,11 +47,21 @@ impl Screen {
     /// The terminal refuses.
     pub fn enter(noise: Noise) -> Result<Screen> {
         let tty = noise.tty()?;
-        let held = Arc::new(Held { tty: noise.tty()?, noise: Mutex::new(Some(noise)) });
+        let held = Arc::new(Held {
+            tty: noise.tty()?,
+            noise: Mutex::new(Some(noise)),
+        });
         hook(&held);
-        held.take().map_err(refused)?;
-        let terminal = Terminal::new(CrosstermBackend::new(tty)).map_err(refused)?;
-        Ok(Screen { terminal, held })
+        let taken = held
+            .take()
+            .and_then(|()| Terminal::new(CrosstermBackend::new(tty)));
+        match taken {
+            Ok(terminal) => Ok(Screen { terminal, held }),
+            Err(e) => {
+                held.release();
+                Err(refused(e))
+            }
+        }
     }
 
     /// Gives the terminal back, stops this process, and takes the terminal again when it is continued.
@@ -56,9 +70,10 @@ impl Screen {
     /// The terminal refuses.
     pub fn suspend(&mut self) -> Result<()> {
         self.held.give_back();
-        // SIGSTOP, not SIGTSTP: crossterm and tokio hold handlers, and the shell sees the same "stopped".
-        let stopped = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-        stopped.map_err(|e| Error::device(format!("cannot suspend: {e}")))?;
+        // The whole group: under `make run` the shell watches make, and would wait for it forever. SIGSTOP, since a
+        // caught SIGTSTP would not stop us.
+        rustix::process::kill_current_process_group(rustix::process::Signal::STOP)
+            .map_err(|e| Error::device(format!("cannot suspend: {e}")))?;
         self.resume()
     }
 
@@ -67,8 +82,25 @@ impl Screen {
     /// # Errors
     /// The terminal refuses.
     pub fn resume(&mut self) -> Result<()> {
+        // The shell may have left the line in any mode: forget what we believe about it.
+        let _ = disable_raw_mode();
         self.held.take().map_err(refused)?;
-        self.terminal.clear().map_err(refused)
+        self.redraw()
+    }
+
+    /// Makes the next frame draw every cell.
+    ///
+    /// # Errors
+    /// The terminal refuses.
+    pub fn redraw(&mut self) -> Result<()> {
+        // Not `clear`: it asks the terminal for the cursor and waits for the answer, which the keys thread takes.
+        let size = self.terminal.size().map_err(refused)?;
+        self.terminal
+            .resize(ratatui::layout::Rect::from((
+                ratatui::layout::Position::ORIGIN,
+                size,
+            )))
+            .map_err(refused)
     }
 
     /// Lines that libraries wrote since the last call.

@@ -47,11 +47,19 @@ impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk { options, opened: None, measured: None, run: None }
+        Desk {
+            options,
+            opened: None,
+            measured: None,
+            run: None,
+        }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
-        config.results.clone().unwrap_or_else(|| self.options.results.clone())
+        config
+            .results
+            .clone()
+            .unwrap_or_else(|| self.options.results.clone())
     }
 
     /// Opens the checkpoint, once per path.
@@ -89,7 +97,11 @@ impl Desk {
 /// The plan of the mode that `config` asks for.
 #[must_use]
 pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
-    if config.train.mode == "full" { &plan.modes.full } else { &plan.modes.lora }
+    if config.train.mode == "full" {
+        &plan.modes.full
+    } else {
+        &plan.modes.lora
+    }
 }
 
 /// Refuses an infeasible plan with every reason and the nearest fix.
@@ -101,7 +113,11 @@ pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
     if mode.verdict != Verdict::Infeasible {
         return Ok(());
     }
-    let error = Error::infeasible(format!("INFEASIBLE ({}): {}", config.train.mode, mode.reasons.join("; ")));
+    let error = Error::infeasible(format!(
+        "INFEASIBLE ({}): {}",
+        config.train.mode,
+        mode.reasons.join("; ")
+    ));
     Err(match &mode.nearest_fix {
         Some(fix) => error.next(fix.clone()),
         None => error,
@@ -126,16 +142,24 @@ impl Services for Desk {
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         let env = (self.options.env)(config, &plan.machine);
+        // The Runs screen lists what this run goes into.
+        self.options.results = self.results(config);
         let resume = self.options.resume.take();
         let (run_id, run_dir) = match resume.as_deref().and_then(Path::parent) {
             Some(dir) => resumed_run(dir)?,
-            None => report::new_run_dir(&self.results(config), &plan.model, &config.train.mode)?,
+            None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
         };
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
         let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
         let engine = (self.options.engine)();
         let gauges = (self.options.gauges)();
-        self.run = Some(RunHandle::spawn(engine, job, Box::new(recorder), gauges, self.options.signals.clone())?);
+        self.run = Some(RunHandle::spawn(
+            engine,
+            job,
+            Box::new(recorder),
+            gauges,
+            self.options.signals.clone(),
+        )?);
         Ok(())
     }
 
@@ -182,9 +206,14 @@ pub(crate) fn read_report(run_dir: &Path) -> Result<serde_json::Value> {
     /// A report holds a line per step at most; more than this is not one of ours.
     const LIMIT: u64 = 256 << 20;
     let path = run_dir.join("report.json");
-    let length = fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.len();
+    let length = fs::metadata(&path)
+        .map_err(|e| Error::io("read", &path, e))?
+        .len();
     if length > LIMIT {
-        return Err(Error::run(format!("'{}' is too long for a report", path.display())));
+        return Err(Error::run(format!(
+            "'{}' is too long for a report",
+            path.display()
+        )));
     }
     let text = fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
     serde_json::from_str(&text).map_err(|e| Error::run(format!("'{}' is not a report: {e}", path.display())))

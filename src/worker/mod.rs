@@ -18,3 +18,20 @@ pub use handle::RunHandle;
 pub use hub::{HubSink, Record};
 pub use queue::EventQueue;
 pub use signals::Signals;
+
+use crate::engine::{Control, Engine, EventSink, Job, Outcome, no_engine};
+use crate::error::Result;
+use std::sync::Arc;
+
+/// The engine of a build without one: every run fails and says which feature is missing.
+#[derive(Clone, Copy, Debug)]
+pub struct NoEngine;
+
+impl Engine for NoEngine {
+    fn run(&mut self, _: &Job, _: &Arc<dyn EventSink>, _: &Control) -> Result<Outcome> {
+        Err(no_engine())
+    }
+}
+
+#[cfg(test)]
+mod tests;

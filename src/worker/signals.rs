@@ -5,7 +5,7 @@ use crate::event::{Command, RunStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts of signals received. Clones share them; [`Signals::none`] never counts (the tests' and the screen's own).
+/// Counts of signals received. Clones share them; [`Signals::none`] catches nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Signals(Arc<Counts>);
 
@@ -13,6 +13,7 @@ pub struct Signals(Arc<Counts>);
 struct Counts {
     int: AtomicUsize,
     term: AtomicUsize,
+    runs: AtomicUsize,
 }
 
 impl Signals {
@@ -22,25 +23,56 @@ impl Signals {
         Signals::default()
     }
 
-    /// Catches SIGINT, SIGTERM and SIGHUP of this process (a closed terminal counts as SIGTERM).
+    /// Catches SIGINT, SIGTERM and SIGHUP of a program without a screen (a closed terminal counts as SIGTERM). While no
+    /// run is on they do what they always do: end the process.
     ///
     /// # Errors
     /// The system refuses the handler.
     pub fn install() -> Result<Signals> {
+        Signals::catch(true)
+    }
+
+    /// Counts the same signals for a program whose screen answers them itself.
+    ///
+    /// # Errors
+    /// The system refuses the handler.
+    pub fn observe() -> Result<Signals> {
+        Signals::catch(false)
+    }
+
+    fn catch(die_when_idle: bool) -> Result<Signals> {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let refused = |e: std::io::Error| Error::device(format!("cannot catch signals: {e}"));
         let mut received = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(refused)?;
         let signals = Signals::default();
-        let counts = signals.clone();
+        let seen = signals.clone();
+        let body = move || {
+            for signal in received.forever() {
+                if die_when_idle && seen.0.runs.load(Ordering::SeqCst) == 0 {
+                    // If even that is refused there is nothing left to do but go on.
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+                if signal == SIGINT {
+                    seen.interrupt()
+                } else {
+                    seen.terminate()
+                }
+            }
+        };
         std::thread::Builder::new()
             .name("signals".into())
-            .spawn(move || {
-                for signal in received.forever() {
-                    if signal == SIGINT { counts.interrupt() } else { counts.terminate() }
-                }
-            })
+            .spawn(body)
             .map_err(refused)?;
         Ok(signals)
+    }
+
+    /// A run begins that these signals stop.
+    pub(super) fn run_begins(&self) {
+        self.0.runs.fetch_add(1, Ordering::SeqCst);
+    }
+    /// It has ended, its record is closed.
+    pub(super) fn run_ends(&self) {
+        self.0.runs.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Counts one SIGINT, as the handler does.
@@ -72,8 +104,12 @@ impl Signals {
     #[must_use]
     pub fn status(&self, status: RunStatus) -> RunStatus {
         match status {
-            RunStatus::Stopped | RunStatus::Aborted if self.0.term.load(Ordering::SeqCst) > 0 => RunStatus::Terminated,
-            RunStatus::Stopped | RunStatus::Aborted if self.0.int.load(Ordering::SeqCst) > 0 => RunStatus::Interrupted,
+            RunStatus::Stopped | RunStatus::Aborted if self.0.term.load(Ordering::SeqCst) > 0 => {
+                RunStatus::Terminated
+            }
+            RunStatus::Stopped | RunStatus::Aborted if self.0.int.load(Ordering::SeqCst) > 0 => {
+                RunStatus::Interrupted
+            }
             other => other,
         }
     }

@@ -9,8 +9,8 @@ pub use log::{Log, LogLine, Source};
 pub use rates::Rate;
 
 use crate::event::{
-    Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved, Stage,
-    StepRecord,
+    Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved,
+    Stage, StepRecord,
 };
 use crate::units::{Bytes, secs};
 use std::collections::VecDeque;
@@ -79,7 +79,10 @@ impl RunView {
     /// A view of a run that is about to start, with what is known beforehand.
     #[must_use]
     pub fn starting(log: Log) -> RunView {
-        RunView { log, ..RunView::default() }
+        RunView {
+            log,
+            ..RunView::default()
+        }
     }
 
     /// A run is going on.
@@ -96,7 +99,10 @@ impl RunView {
                 *self = RunView::starting(std::mem::take(&mut self.log));
                 self.at = event.at;
                 self.step_began = event.at;
-                let text = format!("{} {}: {} blocks on {}, {}", s.model, s.mode, s.n_blocks, s.device, s.verdict);
+                let text = format!(
+                    "{} {}: {} blocks on {}, {}",
+                    s.model, s.mode, s.n_blocks, s.device, s.verdict
+                );
                 self.note(Level::Info, text);
                 self.started = Some(s.clone());
             }
@@ -106,14 +112,20 @@ impl RunView {
                 self.evals.push((e.step, e.loss));
                 self.eval_s = Some(e.seconds);
                 self.step_began = event.at;
-                self.note(Level::Info, format!("held-out loss {:.4} after step {}", e.loss, e.step));
+                self.note(
+                    Level::Info,
+                    format!("held-out loss {:.4} after step {}", e.loss, e.step),
+                );
             }
             EventKind::Saved(s) => {
                 if self.asked == Some(Command::SaveNow) {
                     self.asked = None;
                 }
                 self.step_began = event.at;
-                self.note(Level::Info, format!("saved {} of step {}, {}", s.what, s.step, s.bytes));
+                self.note(
+                    Level::Info,
+                    format!("saved {} of step {}, {}", s.what, s.step, s.bytes),
+                );
                 self.saved.push(s.clone());
             }
             EventKind::Paused { step } => {
@@ -159,7 +171,9 @@ impl RunView {
         self.evals_left = if self.eval_s.is_none() {
             0
         } else {
-            1 + left.checked_div(eval_steps).map_or(0, |n| n.saturating_sub(u64::from(left % eval_steps == 0)))
+            1 + left.checked_div(eval_steps).map_or(0, |n| {
+                n.saturating_sub(u64::from(left.is_multiple_of(eval_steps)))
+            })
         };
         self.residency_peak = self.residency_peak.max(s.residency_peak);
         self.step_began = self.at;
@@ -168,9 +182,16 @@ impl RunView {
     }
 
     fn finish(&mut self, f: &RunFinished) {
-        let level = if f.status == RunStatus::Failed { Level::Error } else { Level::Info };
+        let level = if f.status == RunStatus::Failed {
+            Level::Error
+        } else {
+            Level::Info
+        };
         let reason = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
-        self.note(level, format!("{} after step {}{reason}", status_word(f.status), f.step));
+        self.note(
+            level,
+            format!("{} after step {}{reason}", status_word(f.status), f.step),
+        );
         self.residency_peak = self.residency_peak.max(f.residency_peak);
         (self.paused, self.asked, self.stage) = (false, None, None);
         self.finished = Some(f.clone());
@@ -181,13 +202,18 @@ impl RunView {
         self.log.push(self.at, level, Source::Run, &text.into());
     }
 
-    /// Mean seconds of the newest steps (the first, a warm-up, only while it is alone), and how many they are.
+    /// Mean seconds of the newest steps, and how many they are. The first of a run is a warm-up and counts only while
+    /// it is alone; one that took far longer than the rest (the machine slept) does not count.
     #[must_use]
     pub fn step_time(&self) -> Option<(f64, usize)> {
+        const FAR: f64 = 8.0;
         let warm_up_in = self.steps_seen == self.step_times.len();
         let skip = usize::from(warm_up_in && self.step_times.len() > 1);
-        let n = self.step_times.len().checked_sub(skip).filter(|n| *n > 0)?;
-        Some((self.step_times.iter().skip(skip).sum::<f64>() / n as f64, n))
+        let mut times: Vec<f64> = self.step_times.iter().skip(skip).copied().collect();
+        times.sort_by(f64::total_cmp);
+        let median = *times.get(times.len() / 2)?;
+        times.retain(|t| *t <= FAR * median);
+        Some((times.iter().sum::<f64>() / times.len() as f64, times.len()))
     }
 
     /// Seconds that the step in progress still takes, at run time `at`.
@@ -212,9 +238,39 @@ impl RunView {
         let (started, last) = (self.started.as_ref()?, self.last.as_ref()?);
         let left = started.steps_total.saturating_sub(last.step);
         let evals = if self.eval_s.is_some() { self.evals_left } else { 0 };
-        let spent = if left > 0 && !self.paused { (at - self.step_began).clamp(0.0, mean) } else { 0.0 };
+        let spent = if left > 0 && !self.paused {
+            (at - self.step_began).clamp(0.0, mean)
+        } else {
+            0.0
+        };
         let seconds = (left as f64 * mean - spent).max(0.0) + evals as f64 * self.eval_s.unwrap_or(0.0);
-        Some(Eta { seconds, window, evals })
+        Some(Eta {
+            seconds,
+            window,
+            evals,
+        })
+    }
+
+    /// How the run ended and how it goes on, a line each; nothing before it has ended.
+    #[must_use]
+    pub fn ending(&self) -> Vec<String> {
+        let Some(f) = &self.finished else {
+            return Vec::new();
+        };
+        let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
+        let mut lines = vec![format!("{} after step {}{why}", status_word(f.status), f.step)];
+        if f.status != RunStatus::Finished {
+            lines.push(match (&f.checkpoint, &self.started) {
+                (Some(_), Some(s)) => {
+                    format!(
+                        "go on with: blockstream-tui train --resume {}",
+                        s.run_dir.display()
+                    )
+                }
+                _ => "nothing was saved".into(),
+            });
+        }
+        lines
     }
 
     /// The state in words, at run time `at`: a request is acknowledged here before the trainer answers it.
@@ -226,7 +282,11 @@ impl RunView {
         if self.started.is_none() {
             return "no run".into();
         }
-        let left = || self.step_left(at).map(|s| format!(", ~{}", secs(s))).unwrap_or_default();
+        let left = || {
+            self.step_left(at)
+                .map(|s| format!(", {}", about(s)))
+                .unwrap_or_default()
+        };
         match self.asked {
             Some(Command::StopAndSave) => format!("stopping after this step{}", left()),
             Some(Command::StopNow) => "stopping at the next block".into(),
@@ -241,6 +301,16 @@ impl RunView {
                 _ => "training".into(),
             },
         }
+    }
+}
+
+/// A forecast as a person says it: no more digits than it is worth.
+#[must_use]
+pub fn about(s: f64) -> String {
+    match s {
+        s if s < 1.0 => "under 1 s".into(),
+        s if s < 99.5 => format!("~{s:.0} s"),
+        s => format!("~{}", secs(s)),
     }
 }
 

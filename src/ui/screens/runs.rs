@@ -36,7 +36,9 @@ impl Default for RunsScreen {
 impl RunsScreen {
     /// Marks the selected run, or takes its mark away; the older of two marks gives way to a third.
     pub(in crate::ui) fn mark(&mut self) {
-        let Some(dir) = self.list.selected().map(|r| r.dir.clone()) else { return };
+        let Some(dir) = self.list.selected().map(|r| r.dir.clone()) else {
+            return;
+        };
         if let Some(i) = self.marked.iter().position(|m| *m == dir) {
             self.marked.remove(i);
         } else {
@@ -55,15 +57,60 @@ impl RunsScreen {
 }
 
 const COLUMNS: &[Column] = &[
-    Column { title: "", width: 2, right: false, from: 0 },
-    Column { title: "run", width: 0, right: false, from: 0 },
-    Column { title: "verdict", width: 12, right: false, from: 72 },
-    Column { title: "status", width: 15, right: false, from: 56 },
-    Column { title: "steps", width: 6, right: true, from: 0 },
-    Column { title: "loss", width: 12, right: true, from: 0 },
-    Column { title: "held-out", width: 12, right: true, from: 90 },
-    Column { title: "a step", width: 9, right: true, from: 100 },
-    Column { title: "model", width: 26, right: false, from: 130 },
+    Column {
+        title: "",
+        width: 2,
+        right: false,
+        from: 0,
+    },
+    Column {
+        title: "run",
+        width: 0,
+        right: false,
+        from: 0,
+    },
+    Column {
+        title: "verdict",
+        width: 12,
+        right: false,
+        from: 72,
+    },
+    Column {
+        title: "status",
+        width: 15,
+        right: false,
+        from: 56,
+    },
+    Column {
+        title: "steps",
+        width: 6,
+        right: true,
+        from: 0,
+    },
+    Column {
+        title: "loss",
+        width: 12,
+        right: true,
+        from: 0,
+    },
+    Column {
+        title: "held-out",
+        width: 12,
+        right: true,
+        from: 90,
+    },
+    Column {
+        title: "a step",
+        width: 9,
+        right: true,
+        from: 100,
+    },
+    Column {
+        title: "model",
+        width: 26,
+        right: false,
+        from: 130,
+    },
 ];
 
 /// Draws the screen.
@@ -88,7 +135,11 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
                 RunStatus::Running => ("▸", Tone::Accent),
                 _ => ("!", Tone::Notice),
             };
-            let mark = if app.runs.marked.contains(&r.dir) { "◆" } else { " " };
+            let mark = if app.runs.marked.contains(&r.dir) {
+                "◆"
+            } else {
+                " "
+            };
             let plain = Style::default();
             vec![
                 (format!("{mark}{sign}"), theme.tone(tone)),
@@ -104,8 +155,20 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         })
         .collect();
     if rows.is_empty() {
-        let text = if list.is_empty() { "No run yet. Plan one (3) and press enter." } else { "Nothing matches the filter." };
-        lines(frame, inner, wrap(text, inner.width.into()).into_iter().map(Line::from).collect(), 0);
+        let text = if list.is_empty() {
+            "No run yet. Plan one (3) and press enter."
+        } else {
+            "Nothing matches the filter."
+        };
+        lines(
+            frame,
+            inner,
+            wrap(text, inner.width.into())
+                .into_iter()
+                .map(Line::from)
+                .collect(),
+            0,
+        );
     } else {
         table(frame, inner, COLUMNS, &rows, list.cursor(), theme);
     }

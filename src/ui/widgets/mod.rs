@@ -14,8 +14,19 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph};
 
 /// Frames a pane and returns its inside. Small areas get a heading line instead of a box, tiny ones nothing.
-pub fn pane(frame: &mut Frame, area: Rect, title: Line<'_>, focused: bool, compact: bool, theme: Theme) -> Rect {
-    let style = if focused { theme.tone(Tone::Accent) } else { theme.dim() };
+pub fn pane(
+    frame: &mut Frame,
+    area: Rect,
+    title: Line<'_>,
+    focused: bool,
+    compact: bool,
+    theme: Theme,
+) -> Rect {
+    let style = if focused {
+        theme.tone(Tone::Accent)
+    } else {
+        theme.dim()
+    };
     if !compact && area.width >= 10 && area.height >= 3 {
         let block = Block::bordered().border_set(border::ROUNDED).border_style(style);
         let inner = block.inner(area);
@@ -23,7 +34,12 @@ pub fn pane(frame: &mut Frame, area: Rect, title: Line<'_>, focused: bool, compa
         let mut heading = vec![Span::raw(" ")];
         heading.extend(title.spans);
         heading.push(Span::raw(" "));
-        let at = Rect { x: area.x + 2, y: area.y, width: area.width.saturating_sub(4), height: 1 };
+        let at = Rect {
+            x: area.x + 2,
+            y: area.y,
+            width: area.width.saturating_sub(4),
+            height: 1,
+        };
         put(frame, at, Line::from(heading));
         return inner;
     }
@@ -36,7 +52,11 @@ pub fn pane(frame: &mut Frame, area: Rect, title: Line<'_>, focused: bool, compa
     spans.insert(0, Span::styled(if focused { "▸" } else { "─" }, style));
     spans.push(Span::styled(format!(" {}", "─".repeat(rest.into())), style));
     put(frame, Rect { height: 1, ..area }, Line::from(spans));
-    Rect { y: area.y + 1, height: area.height - 1, ..area }
+    Rect {
+        y: area.y + 1,
+        height: area.height - 1,
+        ..area
+    }
 }
 
 /// Draws a line over whatever is there, no wider than the line.
@@ -44,7 +64,14 @@ pub fn put(frame: &mut Frame, area: Rect, line: Line<'_>) {
     let area = area.intersection(frame.area());
     if !area.is_empty() {
         let width = (line.width() as u16).min(area.width);
-        frame.render_widget(Paragraph::new(line), Rect { width, height: 1, ..area });
+        frame.render_widget(
+            Paragraph::new(line),
+            Rect {
+                width,
+                height: 1,
+                ..area
+            },
+        );
     }
 }
 
@@ -66,13 +93,19 @@ pub fn bar(width: usize, ratio: f64, mark: Option<f64>, style: Style, theme: The
         _ => '░',
     };
     let run = |from: usize, to: usize| (from..to).map(glyph).collect::<String>();
-    vec![Span::styled(run(0, full), style), Span::styled(run(full, width), theme.dim())]
+    vec![
+        Span::styled(run(0, full), style),
+        Span::styled(run(full, width), theme.dim()),
+    ]
 }
 
 /// `label value` with a dim label.
 #[must_use]
 pub fn pair(label: &str, value: impl Into<String>, theme: Theme) -> Vec<Span<'static>> {
-    vec![Span::styled(format!("{label} "), theme.dim()), Span::raw(value.into())]
+    vec![
+        Span::styled(format!("{label} "), theme.dim()),
+        Span::raw(value.into()),
+    ]
 }
 
 /// Wraps text to `width` columns at spaces; a longer word is cut across lines.
@@ -80,7 +113,7 @@ pub fn pair(label: &str, value: impl Into<String>, theme: Theme) -> Vec<Span<'st
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut out = Vec::new();
     let width = width.max(1);
-    for paragraph in text.lines() {
+    for paragraph in text.split('\n') {
         let mut line = String::new();
         for word in super::text::clean(paragraph).split(' ') {
             let mut word = word.to_owned();
@@ -117,15 +150,25 @@ mod tests {
         let text = "the quick 模型七十亿模型七十亿 brown foxjumpsoverthelazydog again";
         for width in 2..30 {
             let lines = wrap(text, width);
-            assert!(lines.iter().all(|l| crate::ui::text::width(l) <= width), "{width}: {lines:?}");
+            assert!(
+                lines.iter().all(|l| crate::ui::text::width(l) <= width),
+                "{width}: {lines:?}"
+            );
             assert_eq!(lines.concat().replace(' ', ""), text.replace(' ', ""), "{width}");
         }
         assert_eq!(wrap("模", 1), ["…"]);
+        assert_eq!(wrap("", 9), [""]);
+        assert_eq!(wrap("a\n\nb", 9), ["a", "", "b"]);
     }
 
     #[test]
     fn a_bar_fills_to_its_ratio() {
-        let text = |r, m| bar(10, r, m, Style::default(), Theme::plain()).iter().map(|s| s.content.to_string()).collect::<String>();
+        let text = |r, m| {
+            bar(10, r, m, Style::default(), Theme::plain())
+                .iter()
+                .map(|s| s.content.to_string())
+                .collect::<String>()
+        };
         assert_eq!(text(0.5, None), "█████░░░░░");
         assert_eq!(text(0.2, Some(0.8)), "██░░░░░│░░");
         assert_eq!(text(1.0, Some(1.0)), "█████████│");

@@ -30,7 +30,13 @@ impl FakeDesk {
     /// A desk whose runs go under `results`.
     #[must_use]
     pub fn new(engine: FakeEngine, results: PathBuf, signals: Signals) -> FakeDesk {
-        FakeDesk { engine, results, signals, run: None, started: 0 }
+        FakeDesk {
+            engine,
+            results,
+            signals,
+            run: None,
+            started: 0,
+        }
     }
 }
 
@@ -55,18 +61,26 @@ impl Services for FakeDesk {
         std::fs::create_dir_all(&run_dir).map_err(|e| Error::io("create", &run_dir, e))?;
         let record = FakeRecord::new(run_dir.clone(), config.clone(), chosen(config, &plan).clone());
         let job = Job { config: config.clone(), run_dir, run_id, plan: plan.clone(), resume: None };
-        let engine = FakeEngine { n_blocks: plan.n_blocks, ..self.engine.clone() };
+        let engine = FakeEngine {
+            n_blocks: plan.n_blocks,
+            ..self.engine.clone()
+        };
         let gauges = Box::new(|| Gauges {
             sm_clock_mhz: Some(1_785),
             gpu_util: Some(97),
             gpu_temp_c: Some(71),
-            vram_used: Some(Bytes(6_420_000_000)),
+            vram_used: Some(Bytes(1_325_400_064)),
             rss_anon: Some(Bytes(3_100_000_000)),
             ram_available: Some(Bytes(7_900_000_000)),
             ..Gauges::default()
         });
-        self.run =
-            Some(RunHandle::spawn(Box::new(engine), job, Box::new(record), gauges, self.signals.clone())?);
+        self.run = Some(RunHandle::spawn(
+            Box::new(engine),
+            job,
+            Box::new(record),
+            gauges,
+            self.signals.clone(),
+        )?);
         Ok(())
     }
 

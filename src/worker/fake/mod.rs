@@ -7,28 +7,44 @@ mod facts;
 mod record;
 
 pub use desk::FakeDesk;
-pub use engine::{Fault, FakeEngine, narrate};
+pub use engine::{FakeEngine, Fault, narrate};
 pub use facts::{machine, models, plan, runs};
 
+use super::Signals;
 use crate::engine::Services;
 use crate::error::{Error, Result};
 use std::path::Path;
 use std::time::Duration;
 
-/// The scripted desk that `BSTUI_FAKE_ENGINE` (milliseconds a visit) and `BSTUI_FAKE_FAULT` ask for, if they do.
+/// The scripted desk that the environment asks for, if it does: `BSTUI_FAKE_ENGINE=MS` (milliseconds a block),
+/// `BSTUI_FAKE_STEPS=N`, `BSTUI_FAKE_FAULT=noise|error|panic|nan`. For tests of the binary.
 ///
 /// # Errors
-/// A fault of that name doesn't exist.
-pub fn from_env(results: &Path, signals: &super::Signals) -> Result<Option<Box<dyn Services>>> {
-    let Some(ms) = std::env::var("BSTUI_FAKE_ENGINE").ok().and_then(|s| s.parse().ok()) else { return Ok(None) };
-    let fault = match std::env::var("BSTUI_FAKE_FAULT").as_deref() {
-        Ok("noise") => Fault::Noise(1),
-        Ok("panic") => Fault::Panic(2),
-        Ok("error") => Fault::Error(2),
-        Ok("nan") => Fault::Nan(2),
-        Ok(other) => return Err(Error::usage(format!("BSTUI_FAKE_FAULT '{other}' is unknown"))),
-        Err(_) => Fault::None,
+/// One of them can't be read.
+pub fn from_env(results: &Path, signals: &Signals) -> Result<Option<Box<dyn Services>>> {
+    let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let number = |name: &str| {
+        let read = |v: String| {
+            v.parse::<u64>()
+                .map_err(|_| Error::usage(format!("{name}='{v}' is not a number")))
+        };
+        set(name).map(read).transpose()
     };
-    let engine = FakeEngine { visit: Duration::from_millis(ms), fault, ..FakeEngine::default() };
-    Ok(Some(Box::new(FakeDesk::new(engine, results.to_path_buf(), signals.clone()))))
+    let Some(ms) = number("BSTUI_FAKE_ENGINE")? else {
+        return Ok(None);
+    };
+    let fault = set("BSTUI_FAKE_FAULT").unwrap_or_default();
+    let fault = Fault::named(&fault)
+        .ok_or_else(|| Error::usage(format!("BSTUI_FAKE_FAULT='{fault}' is no fault")))?;
+    let engine = FakeEngine {
+        visit: Duration::from_millis(ms),
+        steps: number("BSTUI_FAKE_STEPS")?,
+        fault,
+        ..FakeEngine::default()
+    };
+    Ok(Some(Box::new(FakeDesk::new(
+        engine,
+        results.to_path_buf(),
+        signals.clone(),
+    ))))
 }

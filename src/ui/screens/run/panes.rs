@@ -1,0 +1,351 @@
+//! The insides of the run screen's panes: step, lanes, memory, log.
+
+use crate::event::{Level, Phase, RunStatus};
+use crate::plan::VramPlan;
+use crate::ui::app::App;
+use crate::ui::run::{RunView, Source, about, status_word};
+use crate::ui::screens::plan::chosen;
+use crate::ui::text::{cut, width as columns};
+use crate::ui::theme::{Theme, Tone};
+use crate::ui::widgets::{bar, lines, pair, put, spark, wrap};
+use crate::units::{Bytes, rate, ratio_of, secs};
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Head => "head, loss",
+        Phase::Backward => "backward",
+        Phase::Update => "update",
+        Phase::Eval => "held-out",
+    }
+}
+
+/// The step in progress, the run's progress, speed and forecast.
+pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> {
+    let theme = app.theme;
+    let Some(started) = &view.started else {
+        let word = if app.handed_over {
+            "preparing"
+        } else {
+            "press enter on Plan to start a run"
+        };
+        return vec![Line::styled(word, theme.dim())];
+    };
+    let width = area.width as usize;
+    let mut out = Vec::new();
+    let done = view.last.as_ref().map_or(started.steps_done, |s| s.step);
+    let overall = ratio_of(done as f64, started.steps_total as f64);
+    let mut line = bar(
+        width.saturating_sub(6).min(40),
+        overall,
+        None,
+        theme.tone(Tone::Good),
+        theme,
+    );
+    line.push(Span::raw(format!(" {:>3.0} %", overall * 100.0)));
+    out.push(Line::from(line));
+    out.push(match (&view.stage, &view.progress, &view.finished) {
+        (_, _, Some(f)) => {
+            let tone = if f.status == RunStatus::Failed {
+                Tone::Bad
+            } else {
+                Tone::Good
+            };
+            let sign = if f.status == RunStatus::Failed {
+                "✗"
+            } else {
+                "✓"
+            };
+            let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
+            let word = format!("{sign} {}{why}", status_word(f.status));
+            Line::styled(cut(&word, width), theme.tone(tone))
+        }
+        (Some(stage), _, _) => {
+            let r = ratio_of(stage.done as f64, stage.total as f64);
+            let text = format!(
+                " {} {}/{} {}",
+                cut(&stage.name, 20),
+                stage.done,
+                stage.total,
+                stage.unit
+            );
+            let mut line = bar(
+                width.saturating_sub(text.len()).min(12),
+                r,
+                None,
+                theme.tone(Tone::Accent),
+                theme,
+            );
+            line.push(Span::raw(text));
+            Line::from(line)
+        }
+        (None, Some(p), None) => {
+            let r = ratio_of(p.visit as f64 + 1.0, p.visits as f64);
+            let block = if width >= 44 { "block " } else { "" };
+            let text = format!(
+                " {} {block}{:<3} {:>3}/{}",
+                phase_word(p.phase),
+                p.block,
+                p.visit + 1,
+                p.visits
+            );
+            let room = width.saturating_sub(text.len());
+            let mut line = bar(room.min(40), r, None, theme.tone(Tone::Accent), theme);
+            line.push(Span::raw(text));
+            Line::from(line)
+        }
+        (None, None, None) => Line::styled("preparing", theme.dim()),
+    });
+    let mut speed = Vec::new();
+    if let Some((mean, n)) = view.step_time() {
+        speed.push(Span::raw(secs(mean)));
+        let of = if width >= 40 {
+            format!(" a step, mean of {n}  ")
+        } else {
+            format!(" (mean {n})  ")
+        };
+        speed.push(Span::styled(of, theme.dim()));
+        if let Some(last) = &view.last {
+            speed.push(Span::raw(format!("{:.0}", last.tokens as f64 / mean)));
+            speed.push(Span::styled(" tok/s", theme.dim()));
+        }
+    } else {
+        speed.push(Span::styled("timing the first step", theme.dim()));
+    }
+    let eta = eta_line(app, view, theme);
+    if area.height >= 4 {
+        out.push(Line::from(speed));
+        out.push(eta);
+    } else {
+        out.push(eta);
+    }
+    if let Some(last) = view.last.as_ref().filter(|_| area.height >= 6) {
+        let mut line = pair("grad norm", format!("{:.3}  ", last.grad_norm), theme);
+        line.extend(pair("lr", format!("{:.2e}  ", last.learning_rate), theme));
+        out.push(Line::from(line));
+        let mut line = pair("waited for weights", format!("{}  ", secs(last.stall_s)), theme);
+        line.extend(pair("for a slot", secs(last.evict_wait_s), theme));
+        out.push(Line::from(line));
+    }
+    out
+}
+
+fn eta_line(app: &App, view: &RunView, theme: Theme) -> Line<'static> {
+    let at = if app.panes.frozen.is_some() {
+        view.at
+    } else {
+        app.run_now()
+    };
+    if view.finished.is_some() {
+        return Line::from(pair("ran", secs(view.at), theme));
+    }
+    match view.eta(at) {
+        Some(eta) => {
+            let mut line = pair("left", format!("{} ", about(eta.seconds)), theme);
+            if eta.evals > 0 {
+                line.push(Span::styled(format!("with {} held-out", eta.evals), theme.dim()));
+            }
+            Line::from(line)
+        }
+        None => match view.step_left(at) {
+            Some(s) => Line::from(pair("this step", format!("{} left", about(s)), theme)),
+            None => Line::styled("left: after the first step", theme.dim()),
+        },
+    }
+}
+
+/// Disk and link over time.
+pub(super) fn lanes(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
+    let height = (area.height / 2).max(1);
+    let rows = [
+        ("disk", &view.disk, Tone::Notice),
+        ("h2d", &view.h2d, Tone::Accent),
+    ];
+    for (i, (name, lane, tone)) in rows.into_iter().enumerate() {
+        let y = area.y + height * i as u16;
+        if y >= area.bottom() {
+            break;
+        }
+        let at = Rect {
+            y,
+            height: height.min(area.bottom() - y),
+            ..area
+        };
+        let mut text = vec![
+            Span::styled(format!("{name:<5}"), theme.dim()),
+            Span::raw(format!("{:<11}", rate(lane.now()))),
+        ];
+        if at.height > 1 {
+            text.extend(pair("peak", rate(lane.peak()), theme));
+            put(frame, at, Line::from(text));
+            let chart = Rect {
+                y: at.y + 1,
+                height: at.height - 1,
+                ..at
+            };
+            spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
+        } else {
+            let used = 16.min(at.width);
+            put(frame, at, Line::from(text));
+            let chart = Rect {
+                x: at.x + used,
+                width: at.width - used,
+                ..at
+            };
+            spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
+        }
+    }
+}
+
+/// Device and host memory, clock, and what the run computes on.
+pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'static>> {
+    let theme = app.theme;
+    let g = &view.gauges;
+    let none = VramPlan::default();
+    let plan = app.plan.report().map_or(&none, |r| &chosen(&app.config, r).vram);
+    let mut out = Vec::new();
+    // The peak while it runs; the allocator's own figure once it has ended.
+    let live = view
+        .finished
+        .as_ref()
+        .map(|f| f.vram.live)
+        .filter(|b| b.0 > 0)
+        .or(view.vram_peak);
+    out.push(match live {
+        Some(live) => {
+            let top = plan.total.0.max(live.0) as f64;
+            let over = plan.total > Bytes::ZERO && live > plan.total;
+            let tone = if over { Tone::Bad } else { Tone::Good };
+            let words = if width >= 44 { " planned" } else { "" };
+            let text = format!(
+                " {live} of {}{words}{}",
+                plan.total,
+                if over { " ✗ over" } else { "" }
+            );
+            let mut line = vec![Span::styled("VRAM ", theme.dim())];
+            let room = width.saturating_sub(columns(&text) + 5).min(40);
+            line.extend(bar(
+                room,
+                ratio_of(live.0 as f64, top),
+                Some(ratio_of(plan.total.0 as f64, top)),
+                theme.tone(tone),
+                theme,
+            ));
+            line.push(Span::raw(text));
+            Line::from(line)
+        }
+        None => Line::from(pair("VRAM", "N/A (no GPU in use)", theme)),
+    });
+    let na = |value: Option<String>| value.unwrap_or_else(|| "N/A".into());
+    let mut clock = pair("SM", na(g.sm_clock_mhz.map(|m| format!("{m} MHz"))), theme);
+    clock.push(Span::raw("  "));
+    clock.extend(pair("GPU", na(g.gpu_util.map(|u| format!("{u} %"))), theme));
+    clock.push(Span::raw(format!(
+        "  {}",
+        na(g.gpu_temp_c.map(|t| format!("{t} °C")))
+    )));
+    out.push(Line::from(clock));
+    let mut host = pair("host", na(g.rss_anon.map(|b| b.to_string())), theme);
+    host.push(Span::raw("  "));
+    host.extend(pair("free", na(g.ram_available.map(|b| b.to_string())), theme));
+    out.push(Line::from(host));
+    let mut device = pair("device", na(g.vram_used.map(|b| b.to_string())), theme);
+    device.push(Span::raw("  "));
+    device.extend(pair("power", na(g.power_w.map(|w| format!("{w:.0} W"))), theme));
+    out.push(Line::from(device));
+    if let Some(s) = &view.started {
+        for (label, value) in [
+            ("on", &s.device),
+            ("compute", &s.compute_dtype),
+            ("attention", &s.attention),
+            ("reader", &s.reader),
+        ] {
+            out.push(Line::from(pair(
+                &format!("{label:<9}"),
+                cut(value, width.saturating_sub(10)),
+                theme,
+            )));
+        }
+    }
+    out
+}
+
+/// Title of the log pane.
+pub(super) fn log_title(app: &App, theme: Theme) -> Vec<Span<'static>> {
+    let mut t = vec![Span::styled("log", theme.title())];
+    match app.panes.level {
+        Level::Info => {}
+        Level::Warn => t.push(Span::styled(" warnings and errors", theme.dim())),
+        Level::Error => t.push(Span::styled(" errors", theme.dim())),
+    }
+    if app.panes.scroll > 0 {
+        t.push(Span::styled(
+            format!("  {} newer below (F)", app.panes.scroll),
+            theme.dim(),
+        ));
+    }
+    t
+}
+
+/// The newest log lines, wrapped.
+pub(super) fn log(app: &App, frame: &mut Frame, area: Rect, view: &RunView) {
+    let theme = app.theme;
+    let height = area.height as usize;
+    let count = view.log.count(app.panes.level);
+    let scroll = app.panes.scroll.min(count.saturating_sub(height));
+    let indent = 8;
+    let room = (area.width as usize).saturating_sub(indent);
+    let mut text: Vec<Line> = Vec::new();
+    for l in view.log.lines(app.panes.level).rev().skip(scroll) {
+        if text.len() >= height {
+            break;
+        }
+        let (sign, style) = match (l.level, l.source) {
+            (_, Source::Library) => ("»", theme.dim()),
+            (Level::Info, _) => ("·", theme.dim()),
+            (Level::Warn, _) => ("!", theme.tone(Tone::Notice)),
+            (Level::Error, _) => ("✗", theme.tone(Tone::Bad)),
+        };
+        let body = if l.source == Source::Library {
+            theme.dim()
+        } else {
+            Style::default()
+        };
+        for (i, part) in wrap(&l.text, room)
+            .into_iter()
+            .enumerate()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+        {
+            let head = if i == 0 {
+                format!("{:>5} ", short_time(l.at))
+            } else {
+                " ".repeat(indent)
+            };
+            let mut spans = vec![Span::styled(head, theme.dim())];
+            if i == 0 {
+                spans.push(Span::styled(format!("{sign} "), style));
+            }
+            spans.push(Span::styled(part, body));
+            text.push(Line::from(spans));
+        }
+    }
+    // The newest line is whole; of the oldest, what fits.
+    text.truncate(height);
+    text.reverse();
+    lines(frame, area, text, 0);
+}
+
+/// Run time as `m:ss` or `h:mm`.
+fn short_time(at: f64) -> String {
+    let s = at.max(0.0) as u64;
+    if s < 3600 {
+        format!("{}:{:02}", s / 60, s % 60)
+    } else {
+        format!("{}h{:02}", s / 3600, s % 3600 / 60)
+    }
+}
