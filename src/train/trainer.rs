@@ -10,8 +10,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
 use crate::data::collate::{Batch, micro_batches};
 use crate::data::{self, Dataset, Row, Sampler};
-use crate::device::nvml::Sampler;
-use crate::device::{io, shim};
+use crate::device::{io, nvml, shim};
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
 use crate::event::{
@@ -59,7 +58,7 @@ struct Run<'a> {
     stats: StreamStats,
     residency_peak: usize,
     gpu: Option<usize>,
-    nvml: Sampler,
+    gauges: nvml::Sampler,
     /// NVML's used memory before CUDA started.
     vram_before: Option<Bytes>,
     /// Newest checkpoint written by this run or resumed from.
@@ -80,8 +79,8 @@ impl<'a> Run<'a> {
                 .next("download them first; headers alone are enough only for `plan`"));
         }
         let uuid = job.plan.machine.gpu.as_ref().and_then(|g| g.uuid.clone());
-        let mut nvml = Sampler::new(uuid.as_deref());
-        let vram_before = nvml.sample().vram_used;
+        let mut gauges = nvml::Sampler::new(uuid.as_deref());
+        let vram_before = gauges.sample().vram_used;
         let device = choose_device(&config.train.device, job.plan.machine.gpu.is_some())?;
         shim::set_deterministic(config.train.deterministic);
         let kind = compute_kind(&checkpoint, device);
@@ -167,7 +166,7 @@ impl<'a> Run<'a> {
             stats: StreamStats::default(),
             residency_peak: 0,
             gpu,
-            nvml,
+            gauges,
             vram_before,
             newest: job.resume.clone(),
         })
@@ -366,7 +365,7 @@ impl<'a> Run<'a> {
     fn outcome(&mut self, status: RunStatus) -> Outcome {
         let memory = self.gpu.map(shim::memory).unwrap_or_default();
         // The allocator keeps what it reserved, so the figure at the end is the peak.
-        let used = self.gpu.and_then(|_| self.nvml.sample().vram_used);
+        let used = self.gpu.and_then(|_| self.gauges.sample().vram_used);
         let device = used.zip(self.vram_before).map(|(now, before)| now.saturating_sub(before));
         Outcome {
             status,
