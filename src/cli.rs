@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 #[must_use]
 pub fn main() -> ExitCode {
     #[cfg(feature = "torch")]
-    yielding_threads();
+    settle_environment();
     let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {
@@ -39,16 +39,18 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Starts this program again with `OMP_WAIT_POLICY=passive`, unless the variable is set.
+/// Starts this program again with an environment that libtorch and CUDA read before `main`, unless it is set.
 ///
-/// libtorch's OpenMP threads spin at every barrier by default, and its runtime reads the policy once, while it is
-/// loaded: before `main`. Beside our copy thread, the screen, or anything else the user runs, spinning made a step on
-/// two cores five times slower (64 s against 12 s, measured with a compiler running).
+/// `OMP_WAIT_POLICY=passive`: OpenMP threads spin at every barrier by default. Beside our copy thread, the screen, or
+/// anything else the user runs, that made a step on two cores five times slower (64 s against 12 s, measured with a
+/// compiler running). `CUDA_CACHE_DISABLE=1`: the driver would keep compiled kernels in the home folder, and this
+/// program writes nothing outside its run folders.
 #[cfg(feature = "torch")]
-fn yielding_threads() {
+fn settle_environment() {
     use std::os::unix::process::CommandExt;
-    const POLICY: &str = "OMP_WAIT_POLICY";
-    if std::env::var_os(POLICY).is_some() {
+    const WANTED: [(&str, &str); 2] = [("OMP_WAIT_POLICY", "passive"), ("CUDA_CACHE_DISABLE", "1")];
+    let missing: Vec<_> = WANTED.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
+    if missing.is_empty() {
         return;
     }
     let mut args = std::env::args_os();
@@ -56,8 +58,8 @@ fn yielding_threads() {
     if let Some(name) = args.next() {
         again.arg0(name);
     }
-    // Only returns when it fails, and then the slower policy is all there is to lose.
-    let _ = again.args(args).env(POLICY, "passive").exec();
+    // Only returns when it fails, and then speed is all there is to lose.
+    let _ = again.args(args).envs(missing).exec();
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode> {
