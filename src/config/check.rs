@@ -14,6 +14,7 @@ const CHOICES: [(&str, &[&str]); 10] = [
             "alpaca",
             "prompt_completion",
             "text",
+            "tokens",
         ],
     ),
     (

@@ -12,6 +12,7 @@ pub mod sampler;
 mod tally;
 pub mod template;
 pub mod tokenizer;
+mod tokens;
 
 #[cfg(test)]
 mod mask_tests;

@@ -14,6 +14,9 @@ use crate::event::Stage;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+/// `data.format` of rows that are token ids already.
+const TOKENS: &str = "tokens";
+
 /// Rows between two progress reports.
 const REPORT_EVERY: u64 = 100;
 
@@ -72,7 +75,7 @@ impl Settings {
             }
         };
         Ok(Settings {
-            format: Format::named(&data.format)?,
+            format: if data.format == TOKENS { None } else { Format::named(&data.format)? },
             train_on: TrainOn::named(&data.train_on)?,
             system: SystemFallback::named(&data.system_fallback)?,
             over_long,
@@ -95,6 +98,11 @@ pub fn prepare(
     let settings = Settings::of(data)?;
     if data.files.is_empty() {
         return Err(Error::usage("no data file is named").next("name JSONL or JSON files in data.files"));
+    }
+    if data.format == TOKENS {
+        let mut out = Dataset::default();
+        (out.train, out.eval) = super::tokens::read(data, &settings, model, &mut out.facts)?;
+        return Ok(finish(data, config.train.seed, out));
     }
     let total = data
         .files
@@ -134,13 +142,18 @@ pub fn prepare(
         ..Dataset::default()
     };
     tally.write_notes(&settings, &chat, &mut out);
-    split(data, config.train.seed, &mut out);
+    Ok(finish(data, config.train.seed, out))
+}
+
+/// The split, and the counts that don't depend on how rows were made.
+fn finish(data: &DataSection, seed: u64, mut out: Dataset) -> Dataset {
+    split(data, seed, &mut out);
     let facts = &mut out.facts;
     facts.rows_used = out.train.len() as u64;
     facts.rows_eval = out.eval.len() as u64;
     facts.tokens = out.train.iter().map(|r| r.ids.len() as u64).sum();
     facts.trained_tokens = out.train.iter().map(|r| r.trained_tokens() as u64).sum();
-    Ok(out)
+    out
 }
 
 /// Moves the held-out share of `out.train` to `out.eval`, and says so.

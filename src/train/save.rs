@@ -41,6 +41,8 @@ pub struct TrainerState {
     pub data_sha256: String,
     /// Rows per optimizer step.
     pub rows_per_step: usize,
+    /// Date the chat template saw: a resume on another day must see the same.
+    pub template_date: String,
 }
 
 impl TrainerState {

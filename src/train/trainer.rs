@@ -10,6 +10,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
 use crate::data::collate::{Batch, micro_batches};
 use crate::data::{self, Dataset, Row, Sampler};
+use crate::device::nvml::Sampler;
 use crate::device::{io, shim};
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
@@ -58,6 +59,9 @@ struct Run<'a> {
     stats: StreamStats,
     residency_peak: usize,
     gpu: Option<usize>,
+    nvml: Sampler,
+    /// NVML's used memory before CUDA started.
+    vram_before: Option<Bytes>,
     /// Newest checkpoint written by this run or resumed from.
     newest: Option<PathBuf>,
 }
@@ -75,13 +79,21 @@ impl<'a> Run<'a> {
             return Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", checkpoint.name))
                 .next("download them first; headers alone are enough only for `plan`"));
         }
+        let uuid = job.plan.machine.gpu.as_ref().and_then(|g| g.uuid.clone());
+        let mut nvml = Sampler::new(uuid.as_deref());
+        let vram_before = nvml.sample().vram_used;
         let device = choose_device(&config.train.device, job.plan.machine.gpu.is_some())?;
         shim::set_deterministic(config.train.deterministic);
         let kind = compute_kind(&checkpoint, device);
         let layout = AdapterLayout::new(&checkpoint, &config.lora)?;
 
         let to_stage = |s: Stage| sink.send(EventKind::Stage(s));
-        let data = data::prepare(config, &checkpoint, &mut |s| to_stage(s))?;
+        let restored = job.resume.as_deref().map(|dir| save::load(dir, &layout)).transpose()?;
+        let date = restored.as_ref().map(|(_, old)| old.template_date.as_str()).filter(|d| !d.is_empty());
+        let data = match date {
+            Some(date) => data::prepare_dated(config, &checkpoint, date, &mut |s| to_stage(s))?,
+            None => data::prepare(config, &checkpoint, &mut |s| to_stage(s))?,
+        };
         let rows_per_step = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps;
         let sampler = Sampler { n_rows: data.train.len(), rows_per_step, seed: config.train.seed };
         let steps_total = match config.train.max_steps {
@@ -95,9 +107,9 @@ impl<'a> Run<'a> {
             base_fingerprint: checkpoint.fingerprint.clone(),
             data_sha256: data.facts.sha256.clone(),
             rows_per_step,
+            template_date: data.facts.template_date.clone(),
             ..TrainerState::default()
         };
-        let restored = job.resume.as_deref().map(|dir| save::load(dir, &layout)).transpose()?;
         let params = match (&restored, &config.lora.init_from) {
             (Some((t, _)), _) => t.params.clone(),
             (None, Some(dir)) => layout.from_peft(&checkpoint::adapter::read(dir)?.1)?,
@@ -155,6 +167,8 @@ impl<'a> Run<'a> {
             stats: StreamStats::default(),
             residency_peak: 0,
             gpu,
+            nvml,
+            vram_before,
             newest: job.resume.clone(),
         })
     }
@@ -349,8 +363,11 @@ impl<'a> Run<'a> {
         self.control.stop() != Stop::No
     }
 
-    fn outcome(&self, status: RunStatus) -> Outcome {
+    fn outcome(&mut self, status: RunStatus) -> Outcome {
         let memory = self.gpu.map(shim::memory).unwrap_or_default();
+        // The allocator keeps what it reserved, so the figure at the end is the peak.
+        let used = self.gpu.and_then(|_| self.nvml.sample().vram_used);
+        let device = used.zip(self.vram_before).map(|(now, before)| now.saturating_sub(before));
         Outcome {
             status,
             step: self.state.global_step,
@@ -358,7 +375,7 @@ impl<'a> Run<'a> {
             vram: VramFigures {
                 live: Bytes(memory.allocated_peak),
                 reserved: Bytes(memory.reserved_peak),
-                device: None,
+                device,
             },
             stats: self.stats.clone(),
             residency_peak: self.residency_peak,

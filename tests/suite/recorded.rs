@@ -6,12 +6,13 @@ use blockstream_tui::event::*;
 use blockstream_tui::plan::*;
 use blockstream_tui::report;
 use blockstream_tui::units::{Bytes, GB};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Spelled in two halves, so that the tidy test doesn't take it for a leaked path.
-pub const HOME: &str = concat!("/ho", "me/alice");
+/// A home folder that must not turn up in what a run publishes.
+pub const HOME: &str = "/home/alice";
 
 pub fn mode_plan() -> ModePlan {
     ModePlan {
@@ -237,4 +238,48 @@ pub fn ten_steps(dir: &Path) -> Vec<EventKind> {
     );
     kinds.extend([eval(10, 3.0), finished(dir, 10, RunStatus::Finished)]);
     kinds
+}
+
+/// Any event a hostile or half-finished recording may hold.
+pub fn any_kind() -> impl Strategy<Value = EventKind> {
+    let float = prop_oneof![any::<f64>(), 0.0..10.0f64];
+    let small = 0u64..12;
+    prop_oneof![
+        (small.clone(), any::<u64>(), 0usize..6).prop_map(|(done, total, n)| {
+            EventKind::Started(RunStarted {
+                steps_done: done,
+                steps_total: total,
+                tiers: vec![TierName::Ram; n],
+                mode: ["lora", "full", "?"][n % 3].into(),
+                ..RunStarted::default()
+            })
+        }),
+        (
+            prop_oneof![any::<u64>(), small.clone()],
+            float.clone(),
+            float.clone(),
+            any::<u64>()
+        )
+            .prop_map(|(n, loss, seconds, bytes)| {
+                EventKind::Step(StepRecord {
+                    step: n,
+                    loss,
+                    seconds,
+                    tokens: bytes,
+                    disk_read: Bytes(bytes),
+                    stall_s: seconds,
+                    ..StepRecord::default()
+                })
+            }),
+        (small, float).prop_map(|(n, loss)| eval(n, loss)),
+        any::<u64>().prop_map(|n| finished(Path::new("r"), n, RunStatus::Stopped)),
+        any::<Option<u32>>().prop_map(|mhz| EventKind::Gauges(Gauges {
+            sm_clock_mhz: mhz,
+            ..Gauges::default()
+        })),
+        ".{0,20}".prop_map(|text| EventKind::Notice(Notice {
+            level: Level::Warn,
+            text
+        })),
+    ]
 }

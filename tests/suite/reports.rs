@@ -1,5 +1,7 @@
 //! The record of a run from its events to its report, through the public API.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where its set-up fails")]
+
 use blockstream_tui::config::RunConfig;
 use blockstream_tui::event::*;
 use blockstream_tui::report::{self, Recorder, comparable, summary};
@@ -548,49 +550,6 @@ fn the_page_is_self_contained_and_escapes_what_files_say() {
     );
     let svg = fs::read_to_string(dir.join("loss.svg")).unwrap();
     assert!(svg.starts_with("<svg xmlns=") && svg.contains("held-out"));
-}
-
-fn any_kind() -> impl Strategy<Value = EventKind> {
-    let float = prop_oneof![any::<f64>(), 0.0..10.0f64];
-    let small = 0u64..12;
-    prop_oneof![
-        (small.clone(), any::<u64>(), 0usize..6).prop_map(|(done, total, n)| {
-            EventKind::Started(RunStarted {
-                steps_done: done,
-                steps_total: total,
-                tiers: vec![TierName::Ram; n],
-                mode: ["lora", "full", "?"][n % 3].into(),
-                ..RunStarted::default()
-            })
-        }),
-        (
-            prop_oneof![any::<u64>(), small.clone()],
-            float.clone(),
-            float.clone(),
-            any::<u64>()
-        )
-            .prop_map(|(n, loss, seconds, bytes)| {
-                EventKind::Step(StepRecord {
-                    step: n,
-                    loss,
-                    seconds,
-                    tokens: bytes,
-                    disk_read: Bytes(bytes),
-                    stall_s: seconds,
-                    ..StepRecord::default()
-                })
-            }),
-        (small, float).prop_map(|(n, loss)| eval(n, loss)),
-        any::<u64>().prop_map(|n| finished(Path::new("r"), n, RunStatus::Stopped)),
-        any::<Option<u32>>().prop_map(|mhz| EventKind::Gauges(Gauges {
-            sm_clock_mhz: mhz,
-            ..Gauges::default()
-        })),
-        ".{0,20}".prop_map(|text| EventKind::Notice(Notice {
-            level: Level::Warn,
-            text
-        })),
-    ]
 }
 
 proptest! {
