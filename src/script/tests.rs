@@ -350,7 +350,7 @@ fn case_tr_09_a_signal_in_a_script_saves_and_exits_by_its_number() {
 #[test]
 fn case_tr_09_ctrl_c_asks_and_a_second_one_stops_at_once() {
     let script =
-        "run\nwait \"step 1\" 9s\nkey <c-c>\nexpect screen \"save and stop\"\nkey <c-c>\nwait finished 9s\n";
+        "run\nwait \"step 2\" 9s\nkey <c-c>\nexpect screen \"save and stop\"\nkey <c-c>\nwait finished 9s\n";
     // What was saved before decides whether anything is lost.
     for (save_steps, code) in [(0, ExitCode::Failed), (1, ExitCode::StoppedEarly)] {
         let r = ran_with(script, slow(), &Signals::none(), |c| {

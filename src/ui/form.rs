@@ -1,7 +1,6 @@
 //! Settings that can be changed on a screen: one table of keys, each with its values for the arrow keys.
 
 use crate::config::{ByteSize, RunConfig};
-use crate::units::Bytes;
 
 /// A setting that a screen can edit. Text goes through `config::load::set`, as `--set` does.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub const PLAN: &[Field] = &[
     Field {
         key: "lora.targets",
         label: "targets",
-        get: |c| c.lora.targets.join(","),
+        get: targets,
         steps: &["q_proj,v_proj", ATTENTION, ALL_LINEAR],
     },
     Field {
@@ -174,12 +173,37 @@ pub const DATA: &[Field] = &[
     },
 ];
 
+/// Exactly what `set` would take back: the largest unit that leaves no rest.
 fn size(bytes: ByteSize) -> String {
-    if bytes.0 == 0 {
-        "0".into()
-    } else {
-        Bytes(bytes.0).to_string()
+    let units = [
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1_000),
+    ];
+    match units
+        .iter()
+        .find(|(_, scale)| bytes.0 >= *scale && bytes.0.is_multiple_of(*scale))
+    {
+        Some((unit, scale)) => format!("{} {unit}", bytes.0 / scale),
+        None => bytes.0.to_string(),
     }
+}
+
+/// The target list; all seven projections by their one name.
+fn targets(config: &RunConfig) -> String {
+    const ALL: [&str; 7] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ];
+    let targets = &config.lora.targets;
+    let all = ALL.iter().all(|t| targets.iter().any(|x| x == t)) && targets.len() == ALL.len();
+    if all { ALL_LINEAR.into() } else { targets.join(",") }
 }
 
 impl Field {
@@ -189,6 +213,7 @@ impl Field {
         let value = (self.get)(config);
         match (self.key, value.as_str()) {
             ("stream.vram_budget" | "stream.host_budget", "0") => "what is free".into(),
+            ("train.max_steps", "0") if config.train.num_train_epochs == 1.0 => "1 epoch".into(),
             ("train.max_steps", "0") => format!("{} epochs", config.train.num_train_epochs),
             ("lora.targets", ATTENTION) => "q k v o".into(),
             ("lora.targets", _) => value.replace("_proj", "").replace(',', " "),
@@ -259,5 +284,10 @@ mod tests {
         let c = RunConfig::default();
         assert_eq!(field("stream.vram_budget").shown(&c), "what is free");
         assert_eq!(field("lora.targets").shown(&c), "q k v o");
+        let size = |n| size(ByteSize(n));
+        assert_eq!(
+            [size(0), size(64_000_000), size(1_500_000_000), size(7)],
+            ["0", "64 MB", "1500 MB", "7"]
+        );
     }
 }

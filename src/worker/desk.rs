@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind};
 use crate::plan::{self, ModePlan, PlanReport, Verdict};
 use crate::report::{self, Recorder};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Facts about this build and machine for `env.json`.
@@ -150,7 +149,13 @@ impl Services for Desk {
             None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
         };
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
-        let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
+        let job = Job {
+            config: config.clone(),
+            run_dir,
+            run_id,
+            plan,
+            resume,
+        };
         let engine = (self.options.engine)();
         let gauges = (self.options.gauges)();
         self.run = Some(RunHandle::spawn(
@@ -186,7 +191,7 @@ impl Services for Desk {
     }
 
     fn report(&mut self, run_dir: &Path) -> Result<serde_json::Value> {
-        read_report(run_dir)
+        report::load(run_dir)
     }
 
     fn export(&mut self, run_dir: &Path, kind: &str) -> Result<PathBuf> {
@@ -197,24 +202,9 @@ impl Services for Desk {
 /// Name and folder of the run that is being resumed.
 fn resumed_run(dir: &Path) -> Result<(String, PathBuf)> {
     let dir = dir.canonicalize().map_err(|e| Error::io("open", dir, e))?;
-    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = dir
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
     Ok((name, dir))
-}
-
-/// Reads `report.json` of a run folder, after a length check.
-pub(crate) fn read_report(run_dir: &Path) -> Result<serde_json::Value> {
-    /// A report holds a line per step at most; more than this is not one of ours.
-    const LIMIT: u64 = 256 << 20;
-    let path = run_dir.join("report.json");
-    let length = fs::metadata(&path)
-        .map_err(|e| Error::io("read", &path, e))?
-        .len();
-    if length > LIMIT {
-        return Err(Error::run(format!(
-            "'{}' is too long for a report",
-            path.display()
-        )));
-    }
-    let text = fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-    serde_json::from_str(&text).map_err(|e| Error::run(format!("'{}' is not a report: {e}", path.display())))
 }

@@ -84,6 +84,7 @@ pub struct Hub {
 /// What the hub remembers of a run, to complete a `Finished` whose engine could not say.
 #[derive(Debug, Default)]
 struct Seen {
+    started: bool,
     step: u64,
     checkpoint: Option<PathBuf>,
     residency_peak: usize,
@@ -169,6 +170,11 @@ impl Hub {
     }
 
     fn take(&mut self, kind: EventKind) {
+        // Gauges may be read before the engine says what the run is; `Started` comes first.
+        if kind.is_telemetry() && !self.seen.started {
+            return;
+        }
+        self.seen.started |= matches!(kind, EventKind::Started(_));
         match &kind {
             EventKind::Started(s) => self.seen.step = s.steps_done,
             EventKind::Step(s) => {

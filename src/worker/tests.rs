@@ -5,7 +5,9 @@ use super::*;
 use crate::config::RunConfig;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome};
 use crate::error::{Error, Result};
-use crate::event::{Command, Event, EventKind, Gauges, RunFinished, RunStatus, StreamStats, VramFigures};
+use crate::event::{
+    Command, Event, EventKind, Gauges, RunFinished, RunStarted, RunStatus, StreamStats, VramFigures,
+};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -36,8 +38,19 @@ impl Record for Notes {
 fn job(steps: u64) -> Job {
     let mut config = RunConfig::default();
     config.train.max_steps = steps;
-    let plan = super::fake::plan(&{ let mut c = config.clone(); c.model.path = "models/SmolLM2-135M-Instruct".into(); c }).unwrap();
-    Job { config, run_dir: PathBuf::from("run"), run_id: "run".into(), plan, resume: None }
+    let plan = super::fake::plan(&{
+        let mut c = config.clone();
+        c.model.path = "models/SmolLM2-135M-Instruct".into();
+        c
+    })
+    .unwrap();
+    Job {
+        config,
+        run_dir: PathBuf::from("run"),
+        run_id: "run".into(),
+        plan,
+        resume: None,
+    }
 }
 
 fn spawn(engine: impl Engine + 'static, steps: u64, notes: &Notes, signals: &Signals) -> RunHandle {
@@ -107,6 +120,7 @@ fn every_lifecycle_event_is_recorded_and_seen_and_finished_is_the_last() {
         "numbered without gaps"
     );
     assert!(recorded.windows(2).all(|w| w[0].at <= w[1].at));
+    assert!(matches!(recorded[0].kind, EventKind::Started(_)));
     assert!(matches!(recorded.last().unwrap().kind, EventKind::Finished(_)));
 }
 
@@ -143,6 +157,7 @@ fn a_screen_that_never_reads_does_not_stop_the_run() {
 struct Flood;
 impl Engine for Flood {
     fn run(&mut self, _: &Job, sink: &Arc<dyn EventSink>, _: &Control) -> Result<Outcome> {
+        sink.send(EventKind::Started(RunStarted::default()));
         for _ in 0..200_000 {
             sink.send(EventKind::Gauges(Gauges::default()));
         }

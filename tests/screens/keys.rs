@@ -5,6 +5,7 @@ use blockstream_tui::error::ExitCode;
 use blockstream_tui::event::Command;
 use blockstream_tui::ui::Request;
 use blockstream_tui::ui::app::Effect;
+use blockstream_tui::ui::form;
 use blockstream_tui::ui::keys::{Action, BINDINGS};
 use blockstream_tui::ui::overlay::Overlay;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -278,4 +279,49 @@ fn every_action_of_the_palette_is_an_effect_or_a_change_and_no_panic() {
         assert!(!session.app.update(Msg::Act(Action::Redraw)).is_empty());
         assert_eq!(session.app.update(Msg::Act(Action::Suspend)), [Effect::Suspend]);
     });
+}
+
+#[test]
+fn settings_change_by_arrow_or_by_text_and_plan_again_at_once() {
+    let mut desk = desk();
+    let mut session = Session::new(config(), Theme::plain(), &mut desk);
+    let vram = |s: &Session<'_>| s.app.plan.report().unwrap().modes.lora.vram.total;
+    let before = vram(&session);
+    press(&mut session, "l");
+    assert_eq!(session.app.config.lora.r, 32);
+    assert!(vram(&session) > before);
+    // Every setting of both screens takes every value of its walk.
+    for (screen, fields) in [(Screen::Plan, form::PLAN), (Screen::Data, form::DATA)] {
+        session.send(Msg::Open(screen));
+        press(&mut session, "g");
+        for field in fields {
+            for _ in 0..12 {
+                press(&mut session, "<left>");
+            }
+            for value in field.steps.iter().skip(1) {
+                press(&mut session, "<right>");
+                let shown = text(&session.app, (160, 50));
+                assert!(
+                    !shown.contains('✗') || shown.contains("INFEASIBLE"),
+                    "{} {value}: {shown}",
+                    field.key
+                );
+            }
+            if let Some(last) = field.steps.last() {
+                assert_eq!((field.get)(&session.app.config), *last, "{}", field.key);
+            }
+            press(&mut session, "j");
+        }
+    }
+    session.send(Msg::Open(Screen::Plan));
+    press(&mut session, "g i <bs> <bs> <bs> <bs> 2 4 <ret>");
+    assert_eq!(session.app.config.lora.r, 24);
+    press(&mut session, "i x <ret>");
+    assert_eq!(session.app.config.lora.r, 24);
+    assert!(
+        text(&session.app, (100, 30)).contains('✗'),
+        "a bad value is refused and said"
+    );
+    press(&mut session, "i 9 <esc>");
+    assert_eq!(session.app.config.lora.r, 24, "escape leaves it as it was");
 }

@@ -9,6 +9,8 @@ mod support;
 mod checkpoints;
 mod configs;
 mod data_rows;
+#[cfg(feature = "tui")]
+mod desk;
 mod planner;
 mod recorded;
 mod reports;

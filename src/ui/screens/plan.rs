@@ -441,7 +441,7 @@ fn memory(plan: &VramPlan, width: usize, tone: Tone, theme: Theme) -> Vec<Line<'
     for (name, bytes) in terms {
         out.push(Line::from(vec![
             Span::styled(
-                format!("{} ", crate::ui::text::fit(name, name_width)),
+                format!("{} ", crate::ui::text::fit(&name.replace('_', " "), name_width)),
                 theme.dim(),
             ),
             Span::raw(format!("{bytes:>9}")),

@@ -8,8 +8,9 @@ use crate::engine::{Job, ModelEntry, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind, Gauges};
 use crate::plan::PlanReport;
+use crate::report;
 use crate::units::Bytes;
-use crate::worker::desk::{chosen, read_report, refuse_infeasible};
+use crate::worker::desk::{chosen, refuse_infeasible};
 use crate::worker::{RunHandle, Signals};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -60,7 +61,13 @@ impl Services for FakeDesk {
         let run_dir = config.results.as_ref().unwrap_or(&self.results).join(&run_id);
         std::fs::create_dir_all(&run_dir).map_err(|e| Error::io("create", &run_dir, e))?;
         let record = FakeRecord::new(run_dir.clone(), config.clone(), chosen(config, &plan).clone());
-        let job = Job { config: config.clone(), run_dir, run_id, plan: plan.clone(), resume: None };
+        let job = Job {
+            config: config.clone(),
+            run_dir,
+            run_id,
+            plan: plan.clone(),
+            resume: None,
+        };
         let engine = FakeEngine {
             n_blocks: plan.n_blocks,
             ..self.engine.clone()
@@ -108,7 +115,7 @@ impl Services for FakeDesk {
 
     fn report(&mut self, run_dir: &Path) -> Result<Value> {
         if run_dir.join("report.json").exists() {
-            return read_report(run_dir);
+            return report::load(run_dir);
         }
         let entry = facts::runs().into_iter().find(|r| r.dir == run_dir);
         let entry = entry.ok_or_else(|| Error::run(format!("'{}' holds no report", run_dir.display())))?;
