@@ -1,7 +1,5 @@
 //! Checks the platform and, with feature `torch`, builds the C++ shim against the libtorch that `LIBTORCH` names.
 
-use std::path::PathBuf;
-
 fn main() {
     println!("cargo:rerun-if-changed=src/build.rs");
     println!("cargo:rerun-if-changed=src/device/shim.cpp");
@@ -19,7 +17,9 @@ fn main() {
 /// Compiles the shim (no CUDA header needed), links `torch_cpu` and `c10` only, and sets the rpath.
 #[cfg(feature = "torch")]
 fn shim() {
-    let root = std::env::var_os("LIBTORCH").map(PathBuf::from).expect("LIBTORCH is not set; run `make setup` once, or set it to a libtorch 2.11.0 folder");
+    let root = std::env::var_os("LIBTORCH")
+        .map(std::path::PathBuf::from)
+        .expect("LIBTORCH is not set; run `make setup` once, or set it to a libtorch 2.11.0 folder");
     let lib = root.join("lib");
     assert!(
         lib.join("libtorch_cpu.so").exists(),

@@ -85,7 +85,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
             for problem in &verified.problems {
                 print::progress(problem);
             }
-            print::line(if verified.ok { "every file is as the report recorded it" } else { "files differ from the report" })?;
+            print::line(if verified.ok {
+                "every file is as the report recorded it"
+            } else {
+                "files differ from the report"
+            })?;
             Ok(if verified.ok { ExitCode::Ok } else { ExitCode::Failed })
         }
         Some(Command::Compare { runs, json }) => {
@@ -151,9 +155,9 @@ fn inspect(args: &args::InspectArgs) -> Result<ExitCode> {
     let mut config = ConfigArgs::default().loaded(Some(&args.model))?.config;
     config.data.files = vec![args.file.clone()];
     for pair in &args.set {
-        let (key, value) = pair
-            .split_once('=')
-            .ok_or_else(|| Error::usage(format!("--set '{pair}' has no '='")).next("write --set data.max_length=512"))?;
+        let (key, value) = pair.split_once('=').ok_or_else(|| {
+            Error::usage(format!("--set '{pair}' has no '='")).next("write --set data.max_length=512")
+        })?;
         load::set(&mut config, key, value)?;
     }
     let opened = checkpoint::open(&checkpoint::resolve(&args.model)?)?;

@@ -95,11 +95,7 @@ fn gpus() -> Value {
 /// Where the hub cache is, by the environment's rules.
 #[must_use]
 pub fn hub_cache() -> PathBuf {
-    hub_cache_from(|name| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    })
+    hub_cache_from(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
 }
 
 fn hub_cache_from(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
@@ -174,21 +170,10 @@ pub fn render(report: &Value) -> String {
     match (g["driver_present"].as_bool(), g["nvml"].as_bool()) {
         (Some(false), Some(false)) => line("gpu", "no CUDA driver: blocks compute on the processor".into()),
         (_, Some(false)) => line("gpu", "driver found, but no NVML library".into()),
-        _ => line(
-            "gpu",
-            format!("driver {}, {} card(s)", text(&g["driver"]), cards.len()),
-        ),
+        _ => line("gpu", format!("driver {}, {} card(s)", text(&g["driver"]), cards.len())),
     }
     for c in cards {
-        line(
-            "",
-            format!(
-                "{} {} ({})",
-                text(&c["index"]),
-                text(&c["name"]),
-                text(&c["uuid"])
-            ),
-        );
+        line("", format!("{} {} ({})", text(&c["index"]), text(&c["name"]), text(&c["uuid"])));
         line(
             "",
             format!(
@@ -214,77 +199,25 @@ pub fn render(report: &Value) -> String {
     let r = &report["ram"];
     line(
         "ram",
-        format!(
-            "{} usable of {} (limited by {})",
-            bytes(&r["available"]),
-            bytes(&r["total"]),
-            text(&r["limited_by"])
-        ),
+        format!("{} usable of {} (limited by {})", bytes(&r["available"]), bytes(&r["total"]), text(&r["limited_by"])),
     );
-    let lock = if r["memlock"].is_null() {
-        "no limit".into()
-    } else {
-        bytes(&r["memlock"])
-    };
-    line(
-        "memlock",
-        format!("{lock}; io_uring's registered buffers count against it"),
-    );
+    let lock = if r["memlock"].is_null() { "no limit".into() } else { bytes(&r["memlock"]) };
+    line("memlock", format!("{lock}; io_uring's registered buffers count against it"));
     let d = &report["disk"];
-    line(
-        "disk",
-        format!(
-            "{}, {} free, O_DIRECT {}",
-            text(&d["kind"]),
-            bytes(&d["free"]),
-            flag(&d["o_direct"])
-        ),
-    );
-    line(
-        "",
-        format!(
-            "reads at {} (assumed)",
-            rate(d["read_assumed"].as_f64().unwrap_or(f64::NAN))
-        ),
-    );
+    line("disk", format!("{}, {} free, O_DIRECT {}", text(&d["kind"]), bytes(&d["free"]), flag(&d["o_direct"])));
+    line("", format!("reads at {} (assumed)", rate(d["read_assumed"].as_f64().unwrap_or(f64::NAN))));
     if let Some(m) = d["read_measured"].as_object() {
         match m["rate"].as_f64() {
-            Some(x) => line(
-                "",
-                format!("reads at {} (measured, one request at a time)", rate(x)),
-            ),
+            Some(x) => line("", format!("reads at {} (measured, one request at a time)", rate(x))),
             None => line("", format!("rate not measured: {}", text(&m["why_not"]))),
         }
     }
     let u = &report["io_uring"];
-    let why = u["why_not"]
-        .as_str()
-        .map(|w| format!(": {w}; reads use a pool of threads"))
-        .unwrap_or_default();
-    line(
-        "io_uring",
-        format!(
-            "{}{why}",
-            if u["allowed"] == true {
-                "allowed"
-            } else {
-                "not allowed"
-            }
-        ),
-    );
+    let why = u["why_not"].as_str().map(|w| format!(": {w}; reads use a pool of threads")).unwrap_or_default();
+    line("io_uring", format!("{}{why}", if u["allowed"] == true { "allowed" } else { "not allowed" }));
     let h = &report["hub"];
-    line(
-        "hub cache",
-        format!(
-            "{} ({})",
-            text(&h["cache"]),
-            if h["exists"] == true { "there" } else { "not there" }
-        ),
-    );
-    line(
-        "hub",
-        format!("token {}, offline {}", flag(&h["token"]), flag(&h["offline"])),
-    );
+    line("hub cache", format!("{} ({})", text(&h["cache"]), if h["exists"] == true { "there" } else { "not there" }));
+    line("hub", format!("token {}, offline {}", flag(&h["token"]), flag(&h["offline"])));
     for n in report["notes"].as_array().into_iter().flatten() {
         line("note", text(n));
     }
@@ -295,10 +228,7 @@ pub fn render(report: &Value) -> String {
 fn text(v: &Value) -> String {
     match v {
         Value::Null => "N/A".into(),
-        Value::String(s) => s
-            .chars()
-            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-            .collect(),
+        Value::String(s) => s.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
         v => v.to_string(),
     }
 }
@@ -319,10 +249,7 @@ mod tests {
             assert!(!r[key].is_null(), "{key}");
         }
         assert!(r["ram"]["available"].as_u64().unwrap() > 0);
-        assert!(
-            r["disk"]["read_measured"].is_null(),
-            "no slow probe unless asked for"
-        );
+        assert!(r["disk"]["read_measured"].is_null(), "no slow probe unless asked for");
         let text = render(&r);
         if r["gpu"]["driver_present"] == false && r["gpu"]["nvml"] == false {
             assert!(text.contains("no CUDA driver"), "{text}");
@@ -338,23 +265,16 @@ mod tests {
             "pcie": null, "sm_clock_mhz": null, "sm_clock_max_mhz": null, "temperature_c": null, "power_w": null,
             "utilisation": null }] });
         let text = render(&r);
-        assert!(
-            text.contains("VRAM N/A free of N/A") && text.contains("SM clock N/A of N/A MHz"),
-            "{text}"
-        );
+        assert!(text.contains("VRAM N/A free of N/A") && text.contains("SM clock N/A of N/A MHz"), "{text}");
     }
 
     #[test]
     fn the_hub_cache_follows_the_environment() {
-        let at = |set: &[(&str, &str)]| {
-            hub_cache_from(|n| set.iter().find(|(k, _)| *k == n).map(|(_, v)| PathBuf::from(v)))
-        };
+        let at =
+            |set: &[(&str, &str)]| hub_cache_from(|n| set.iter().find(|(k, _)| *k == n).map(|(_, v)| PathBuf::from(v)));
         assert_eq!(at(&[("HF_HUB_CACHE", "/a"), ("HF_HOME", "/b")]), Path::new("/a"));
         assert_eq!(at(&[("HF_HOME", "/b"), ("HOME", "/h")]), Path::new("/b/hub"));
-        assert_eq!(
-            at(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]),
-            Path::new("/x/huggingface/hub")
-        );
+        assert_eq!(at(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Path::new("/x/huggingface/hub"));
         assert_eq!(at(&[("HOME", "/h")]), Path::new("/h/.cache/huggingface/hub"));
     }
 
@@ -365,10 +285,7 @@ mod tests {
         std::fs::write(dir.path().join("m/small.safetensors"), [0; 10]).unwrap();
         std::fs::write(dir.path().join("m/snapshots/large.safetensors"), [0; 20]).unwrap();
         std::fs::write(dir.path().join("m/other.bin"), [0; 99]).unwrap();
-        assert_eq!(
-            largest_weights(dir.path()),
-            Some(dir.path().join("m/snapshots/large.safetensors"))
-        );
+        assert_eq!(largest_weights(dir.path()), Some(dir.path().join("m/snapshots/large.safetensors")));
         assert!(measure(&dir.path().join("none"))["why_not"].is_string());
     }
 }

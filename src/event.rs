@@ -25,6 +25,7 @@ pub struct Event {
 }
 
 /// What happened.
+#[expect(clippy::large_enum_variant, reason = "a run has few events, and each is moved a few times")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {

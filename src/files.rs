@@ -23,15 +23,11 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<u64> {
 /// As [`replace`], and whatever `fill` reports.
 pub fn replace_with(path: &Path, fill: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let temp = temporary(path);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&temp)
-        .and_then(|mut file| {
-            fill(&mut file)?;
-            file.sync_all()?;
-            fs::rename(&temp, path)
-        });
+    let written = OpenOptions::new().write(true).create_new(true).open(&temp).and_then(|mut file| {
+        fill(&mut file)?;
+        file.sync_all()?;
+        fs::rename(&temp, path)
+    });
     if let Err(e) = written {
         let _ = fs::remove_file(&temp);
         return Err(Error::io("write", path, e));
@@ -44,9 +40,7 @@ pub fn replace_with(path: &Path, fill: impl FnOnce(&mut File) -> std::io::Result
 /// # Errors
 /// The folder can't be opened or synced.
 pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir)
-        .and_then(|d| d.sync_all())
-        .map_err(|e| Error::io("sync", dir, e))
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
 }
 
 fn parent(path: &Path) -> &Path {

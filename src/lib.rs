@@ -14,11 +14,11 @@ pub mod device;
 pub mod plan;
 
 #[cfg(feature = "torch")]
+pub mod model;
+#[cfg(feature = "torch")]
 pub mod store;
 #[cfg(feature = "torch")]
 pub mod stream;
-#[cfg(feature = "torch")]
-pub mod model;
 
 pub mod data;
 

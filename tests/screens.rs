@@ -65,11 +65,7 @@ fn feed(session: &mut Session<'_>, engine: &FakeEngine, steps: usize, extra: usi
         }
         seen += usize::from(matches!(kind, EventKind::Step(_)));
         session.send(Msg::Tick(at));
-        session.send(Msg::Events(vec![Event {
-            seq: seq as u64,
-            at,
-            kind,
-        }]));
+        session.send(Msg::Events(vec![Event { seq: seq as u64, at, kind }]));
     }
 }
 
@@ -85,11 +81,7 @@ fn finish(session: &mut Session<'_>, status: RunStatus, reason: Option<&str>) {
         residency_peak: 13,
         telemetry_dropped: 0,
     };
-    session.send(Msg::Events(vec![Event {
-        seq: 9_999,
-        at,
-        kind: EventKind::Finished(finished),
-    }]));
+    session.send(Msg::Events(vec![Event { seq: 9_999, at, kind: EventKind::Finished(finished) }]));
 }
 
 /// A session in the middle of step 13 of 40.
@@ -110,13 +102,7 @@ fn snapshots(name: &str, app: &App) {
 fn models_plan_data_runs_and_try_at_four_sizes() {
     let mut desk = desk();
     let mut session = Session::new(config(), Theme::plain(), &mut desk);
-    for screen in [
-        Screen::Models,
-        Screen::Plan,
-        Screen::Data,
-        Screen::Runs,
-        Screen::Try,
-    ] {
+    for screen in [Screen::Models, Screen::Plan, Screen::Data, Screen::Runs, Screen::Try] {
         session.send(Msg::Open(screen));
         snapshots(screen.name().to_lowercase().as_str(), &session.app);
     }
@@ -151,22 +137,11 @@ fn dialogs_and_overlays_at_80x24() {
 fn a_run_with_a_hole_in_its_loss_says_where() {
     let mut desk = desk();
     let mut session = Session::new(config(), Theme::plain(), &mut desk);
-    feed(
-        &mut session,
-        &FakeEngine {
-            fault: Fault::Nan(6),
-            ..FakeEngine::default()
-        },
-        12,
-        10,
-    );
+    feed(&mut session, &FakeEngine { fault: Fault::Nan(6), ..FakeEngine::default() }, 12, 10);
     session.send(Msg::Open(Screen::Run));
     let shown = text(&session.app, (100, 30));
     assert!(shown.contains("✗ not finite at step 6"), "{shown}");
-    assert!(
-        shown.contains("✗ loss is not finite at step 6: update skipped"),
-        "{shown}"
-    );
+    assert!(shown.contains("✗ loss is not finite at step 6: update skipped"), "{shown}");
     assert!(!shown.contains("NaN"), "{shown}");
     insta::assert_snapshot!("run_with_nan_100x30", shown);
 }
@@ -179,37 +154,14 @@ fn states(desk: &mut FakeDesk, mut visit: impl FnMut(&mut Session<'_>)) {
         match case {
             1 => feed(&mut session, &FakeEngine::default(), 0, 1),
             2 => feed(&mut session, &FakeEngine::default(), 3, 20),
-            3 => feed(
-                &mut session,
-                &FakeEngine {
-                    n_blocks: 1,
-                    ..FakeEngine::default()
-                },
-                5,
-                1,
-            ),
+            3 => feed(&mut session, &FakeEngine { n_blocks: 1, ..FakeEngine::default() }, 5, 1),
             4 => {
-                feed(
-                    &mut session,
-                    &FakeEngine {
-                        fault: Fault::Nan(1),
-                        n_blocks: 300,
-                        ..FakeEngine::default()
-                    },
-                    2,
-                    9,
-                );
-                finish(
-                    &mut session,
-                    RunStatus::Failed,
-                    Some("disk full\u{1b}[2J\n模型 👩‍🔬"),
-                );
+                feed(&mut session, &FakeEngine { fault: Fault::Nan(1), n_blocks: 300, ..FakeEngine::default() }, 2, 9);
+                finish(&mut session, RunStatus::Failed, Some("disk full\u{1b}[2J\n模型 👩‍🔬"));
             }
             5 => {
                 session.send(Msg::Set("model.path".into(), "x".into()));
-                session.send(Msg::Planned(Err(
-                    "no checkpoint here, and the reason is a long line".into(),
-                )));
+                session.send(Msg::Planned(Err("no checkpoint here, and the reason is a long line".into())));
                 session.send(Msg::Models(Vec::new()));
                 session.send(Msg::Runs(Vec::new()));
                 session.send(Msg::Noise(vec!["XXXX".repeat(200)]));
@@ -222,20 +174,8 @@ fn states(desk: &mut FakeDesk, mut visit: impl FnMut(&mut Session<'_>)) {
 }
 
 /// Keys that open each overlay and each kind of typing.
-const OPENERS: &[&str] = &[
-    "",
-    "?",
-    ":",
-    ": z z z",
-    "q",
-    "/ a",
-    "i",
-    "o",
-    "e",
-    "5 <ret>",
-    "5 <space> <space> c",
-    "1 G <ret>",
-];
+const OPENERS: &[&str] =
+    &["", "?", ":", ": z z z", "q", "/ a", "i", "o", "e", "5 <ret>", "5 <space> <space> c", "1 G <ret>"];
 
 #[test]
 fn case_ui_01_no_size_screen_or_dialog_panics() {
@@ -253,15 +193,7 @@ fn case_ui_01_no_size_screen_or_dialog_panics() {
                     }
                 }
                 // The sizes around the smallest full layout are where borders and lists get tight.
-                for size in [
-                    (60, 16),
-                    (61, 17),
-                    (75, 18),
-                    (76, 19),
-                    (119, 20),
-                    (120, 21),
-                    (250, 70),
-                ] {
+                for size in [(60, 16), (61, 17), (75, 18), (76, 19), (119, 20), (120, 21), (250, 70)] {
                     buffer(&session.app, size);
                 }
                 press(session, "<esc> <esc>");
@@ -278,12 +210,7 @@ fn case_ui_09_rows_with_wide_names_end_at_the_same_column() {
     for width in [76, 77, 80, 83, 100, 160] {
         let drawn = buffer(&session.app, (width, 24));
         for y in 2..16 {
-            assert_eq!(
-                drawn[(width - 1, y)].symbol(),
-                "│",
-                "column {} of row {y} at {width}",
-                width - 1
-            );
+            assert_eq!(drawn[(width - 1, y)].symbol(), "│", "column {} of row {y} at {width}", width - 1);
         }
     }
     assert!(text(&session.app, (80, 24)).contains("模型-七十亿"));
@@ -292,19 +219,12 @@ fn case_ui_09_rows_with_wide_names_end_at_the_same_column() {
 #[test]
 fn case_ui_12_no_colour_means_none_and_selection_is_reversed() {
     states(&mut desk(), |session| {
-        session.app.theme = Theme {
-            depth: Depth::Mono,
-            ascii: false,
-        };
+        session.app.theme = Theme { depth: Depth::Mono, ascii: false };
         for screen in Screen::ALL {
             session.send(Msg::Open(screen));
             let drawn = buffer(&session.app, (100, 30));
             for cell in &drawn.content {
-                assert_eq!(
-                    (cell.fg, cell.bg),
-                    (Color::Reset, Color::Reset),
-                    "{screen:?}: {cell:?}"
-                );
+                assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset), "{screen:?}: {cell:?}");
             }
         }
     });
@@ -312,26 +232,15 @@ fn case_ui_12_no_colour_means_none_and_selection_is_reversed() {
     let mut session = Session::new(config(), Theme::plain(), &mut desk);
     session.send(Msg::Open(Screen::Models));
     let drawn = buffer(&session.app, (80, 24));
-    assert!(
-        drawn[(10, 3)].modifier.contains(Modifier::REVERSED),
-        "the selected row"
-    );
+    assert!(drawn[(10, 3)].modifier.contains(Modifier::REVERSED), "the selected row");
     assert!(!drawn[(10, 4)].modifier.contains(Modifier::REVERSED));
-    assert!(
-        drawn.content.iter().all(|c| c.bg == Color::Reset),
-        "no fixed background"
-    );
+    assert!(drawn.content.iter().all(|c| c.bg == Color::Reset), "no fixed background");
 }
 
 #[test]
 fn case_ui_13_verdicts_and_states_read_without_colour() {
     let mut words = Vec::new();
-    for verdict in [
-        Verdict::Ram,
-        Verdict::LoraDisk,
-        Verdict::FullFtDisk,
-        Verdict::Infeasible,
-    ] {
+    for verdict in [Verdict::Ram, Verdict::LoraDisk, Verdict::FullFtDisk, Verdict::Infeasible] {
         let mut desk = desk();
         let mut session = Session::new(config(), Theme::plain(), &mut desk);
         let mut plan = session.app.plan.report().unwrap().clone();
@@ -339,15 +248,8 @@ fn case_ui_13_verdicts_and_states_read_without_colour() {
         session.send(Msg::Planned(Ok(Box::new(plan))));
         let shown = text(&session.app, (80, 24));
         let line = shown.lines().find(|l| l.contains("LoRA")).unwrap().to_owned();
-        assert!(
-            line.contains(verdict.word()) && line.contains(verdict.sign()),
-            "{line}"
-        );
-        words.push(
-            line.chars()
-                .filter(|c| c.is_uppercase() || "✓~!✗_".contains(*c))
-                .collect::<String>(),
-        );
+        assert!(line.contains(verdict.word()) && line.contains(verdict.sign()), "{line}");
+        words.push(line.chars().filter(|c| c.is_uppercase() || "✓~!✗_".contains(*c)).collect::<String>());
     }
     words.sort();
     words.dedup();
@@ -361,20 +263,13 @@ fn case_ui_13_verdicts_and_states_read_without_colour() {
     let letters = |c: &&ratatui::buffer::Cell| {
         matches!(c.symbol(), "V" | "R" | "D") && c.modifier.contains(Modifier::REVERSED | Modifier::BOLD)
     };
-    assert_eq!(
-        drawn.content.iter().filter(letters).count(),
-        active,
-        "active is reversed"
-    );
+    assert_eq!(drawn.content.iter().filter(letters).count(), active, "active is reversed");
 }
 
 #[test]
 fn case_ui_14_ascii_mode_draws_nothing_else() {
     states(&mut desk(), |session| {
-        session.app.theme = Theme {
-            ascii: true,
-            ..Theme::plain()
-        };
+        session.app.theme = Theme { ascii: true, ..Theme::plain() };
         for screen in Screen::ALL {
             for opener in OPENERS {
                 session.send(Msg::Open(screen));
@@ -392,10 +287,7 @@ fn case_ui_14_ascii_mode_draws_nothing_else() {
     });
     let mut desk = desk();
     let mut session = training(&mut desk);
-    session.app.theme = Theme {
-        ascii: true,
-        ..Theme::plain()
-    };
+    session.app.theme = Theme { ascii: true, ..Theme::plain() };
     insta::assert_snapshot!("run_ascii_80x24", text(&session.app, (80, 24)));
 }
 
@@ -406,10 +298,7 @@ fn text_from_files_brings_no_control_characters() {
         session.send(Msg::Events(vec![Event {
             seq: 0,
             at: 1.0,
-            kind: EventKind::Notice(Notice {
-                level: Level::Warn,
-                text: nasty.into(),
-            }),
+            kind: EventKind::Notice(Notice { level: Level::Warn, text: nasty.into() }),
         }]));
         session.send(Msg::Planned(Err(nasty.into())));
         session.send(Msg::Noise(vec![nasty.into()]));
@@ -417,11 +306,7 @@ fn text_from_files_brings_no_control_characters() {
         for screen in Screen::ALL {
             session.send(Msg::Open(screen));
             for cell in &buffer(&session.app, (100, 30)).content {
-                assert!(
-                    !cell.symbol().chars().any(char::is_control),
-                    "{screen:?}: {:?}",
-                    cell.symbol()
-                );
+                assert!(!cell.symbol().chars().any(char::is_control), "{screen:?}: {:?}", cell.symbol());
             }
         }
     });

@@ -30,12 +30,7 @@ struct Term {
 
 impl Term {
     fn start(env: &[(&str, &str)]) -> Term {
-        let size = PtySize {
-            rows: 24,
-            cols: 80,
-            pixel_width: 0,
-            pixel_height: 0,
-        };
+        let size = PtySize { rows: 24, cols: 80, pixel_width: 0, pixel_height: 0 };
         let pair = native_pty_system().openpty(size).unwrap();
         let results = tempfile::tempdir().unwrap();
         let mut command = CommandBuilder::new(BINARY);
@@ -44,11 +39,7 @@ impl Term {
         for name in ["NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM", "BSTUI_PANIC_TEST"] {
             command.env_remove(name);
         }
-        for (name, value) in [
-            ("TERM", "xterm-256color"),
-            ("LANG", "C.UTF-8"),
-            ("BSTUI_FAKE_ENGINE", "2"),
-        ] {
+        for (name, value) in [("TERM", "xterm-256color"), ("LANG", "C.UTF-8"), ("BSTUI_FAKE_ENGINE", "2")] {
             command.env(name, value);
         }
         for (name, value) in env {
@@ -68,15 +59,7 @@ impl Term {
             }
         });
         let screen = parser(24, 80);
-        Term {
-            master: pair.master,
-            writer,
-            child,
-            bytes,
-            raw: Vec::new(),
-            screen,
-            results,
-        }
+        Term { master: pair.master, writer, child, bytes, raw: Vec::new(), screen, results }
     }
 
     fn pump(&mut self) {
@@ -93,11 +76,7 @@ impl Term {
     fn until(&mut self, what: &str, test: impl Fn(&Term) -> bool) {
         let since = Instant::now();
         while !test(self) {
-            assert!(
-                since.elapsed() < Duration::from_secs(15),
-                "never {what}:\n{}",
-                self.shown()
-            );
+            assert!(since.elapsed() < Duration::from_secs(15), "never {what}:\n{}", self.shown());
             self.pump();
         }
     }
@@ -120,11 +99,7 @@ impl Term {
                 self.pump();
                 return status.exit_code();
             }
-            assert!(
-                since.elapsed() < Duration::from_secs(15),
-                "it does not end:\n{}",
-                self.shown()
-            );
+            assert!(since.elapsed() < Duration::from_secs(15), "it does not end:\n{}", self.shown());
         }
     }
 
@@ -159,10 +134,7 @@ fn it_starts_trains_by_keyboard_and_quits() {
     assert!(t.position(ENTER_SCREEN) < t.position(LEAVE_SCREEN));
     assert!(t.cooked());
     assert!(t.results.path().join("fake-1/report.json").exists());
-    assert!(
-        !t.results.path().join("blockstream-tui.log").exists(),
-        "no noise, no log"
-    );
+    assert!(!t.results.path().join("blockstream-tui.log").exists(), "no noise, no log");
 }
 
 #[test]
@@ -185,13 +157,7 @@ fn case_tr_09_sigterm_saves_restores_the_terminal_and_exits_143() {
     t.keys("\r\r");
     t.until_shown("training");
     let pid = t.child.process_id().unwrap().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(t.code(), 143);
     assert!(t.position(LEAVE_SCREEN).is_some() && t.cooked());
     assert!(
@@ -207,21 +173,14 @@ fn case_tr_09_sigterm_saves_restores_the_terminal_and_exits_143() {
 fn case_ui_04_a_panic_gives_the_terminal_back_before_its_message() {
     let mut t = Term::start(&[("BSTUI_PANIC_TEST", "1")]);
     assert_eq!(t.code(), 101);
-    let at = |s: &str| {
-        t.position(s)
-            .unwrap_or_else(|| panic!("no {s:?} in {}", String::from_utf8_lossy(&t.raw)))
-    };
+    let at = |s: &str| t.position(s).unwrap_or_else(|| panic!("no {s:?} in {}", String::from_utf8_lossy(&t.raw)));
     let order = [
         at(ENTER_SCREEN),
         at("\u{1b}[?1000l"),
         at("\u{1b}[?2004l"),
         at("\u{1b}[?1004l"),
         at(LEAVE_SCREEN),
-        at(LEAVE_SCREEN)
-            + t.raw[at(LEAVE_SCREEN)..]
-                .windows(6)
-                .position(|w| w == SHOW_CURSOR.as_bytes())
-                .unwrap(),
+        at(LEAVE_SCREEN) + t.raw[at(LEAVE_SCREEN)..].windows(6).position(|w| w == SHOW_CURSOR.as_bytes()).unwrap(),
         at("BSTUI_PANIC_TEST is set"),
     ];
     assert!(order.windows(2).all(|w| w[0] < w[1]), "{order:?}");
@@ -238,10 +197,7 @@ fn case_ui_07_library_noise_goes_to_the_log_and_its_pane() {
     t.until_shown("» YYYY from a library on fd 1");
     t.keys("1");
     t.until_shown("checkpoints");
-    assert!(
-        !t.shown().contains("XXXX"),
-        "nothing is painted over another screen"
-    );
+    assert!(!t.shown().contains("XXXX"), "nothing is painted over another screen");
     t.keys("q");
     assert_eq!(t.code(), 0);
     let log = std::fs::read_to_string(t.results.path().join("blockstream-tui.log")).unwrap();
@@ -267,15 +223,9 @@ fn case_ui_12_no_color_in_the_byte_stream_and_case_ui_17_no_mouse_capture() {
     t.keys("q");
     assert_eq!(t.code(), 0);
     let text = String::from_utf8_lossy(&t.raw).into_owned();
-    for sgr in text
-        .split("\u{1b}[")
-        .filter_map(|s| s.split_once('m'))
-        .map(|(sgr, _)| sgr)
-    {
+    for sgr in text.split("\u{1b}[").filter_map(|s| s.split_once('m')).map(|(sgr, _)| sgr) {
         if sgr.chars().all(|c| c.is_ascii_digit() || c == ';') {
-            let coloured = sgr
-                .split(';')
-                .any(|n| matches!(n.parse::<u32>(), Ok(30..=38 | 40..=48 | 90..=107)));
+            let coloured = sgr.split(';').any(|n| matches!(n.parse::<u32>(), Ok(30..=38 | 40..=48 | 90..=107)));
             assert!(!coloured, "{sgr}");
         }
     }
@@ -304,33 +254,15 @@ fn case_ui_16_ctrl_z_restores_stops_and_comes_back_repainted() {
     let pid = t.child.process_id().unwrap();
     let state = move || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit(") ")
-            .next()
-            .and_then(|s| s.chars().next())
-            .unwrap_or('?')
+        stat.rsplit(") ").next().and_then(|s| s.chars().next()).unwrap_or('?')
     };
     t.until("stopped", |_| state() == 'T');
     assert!(t.cooked());
     t.screen = parser(30, 90);
-    t.master
-        .resize(PtySize {
-            rows: 30,
-            cols: 90,
-            pixel_width: 0,
-            pixel_height: 0,
-        })
-        .unwrap();
-    assert!(
-        Command::new("kill")
-            .args(["-CONT", &pid.to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
+    t.master.resize(PtySize { rows: 30, cols: 90, pixel_width: 0, pixel_height: 0 }).unwrap();
+    assert!(Command::new("kill").args(["-CONT", &pid.to_string()]).status().unwrap().success());
     t.until_shown("SmolLM2-135M-Instruct");
-    t.until("as wide as the terminal now is", |t| {
-        t.shown().lines().any(|l| l.chars().count() == 90)
-    });
+    t.until("as wide as the terminal now is", |t| t.shown().lines().any(|l| l.chars().count() == 90));
     t.keys("q");
     assert_eq!(t.code(), 0);
 }
@@ -338,11 +270,7 @@ fn case_ui_16_ctrl_z_restores_stops_and_comes_back_repainted() {
 /// Runs the binary without a terminal on `stdin` or `stdout`.
 fn piped(term: Option<&str>) -> (Option<i32>, String, String) {
     let mut command = Command::new(BINARY);
-    command
-        .env("BSTUI_FAKE_ENGINE", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.env("BSTUI_FAKE_ENGINE", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("TERM");
     if let Some(term) = term {
         command.env("TERM", term);
@@ -357,10 +285,7 @@ fn case_ui_06_without_a_terminal_it_exits_two_and_writes_plain_text() {
     for term in [Some("xterm"), Some("dumb"), None] {
         let (code, out, err) = piped(term);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{term:?}");
-        assert!(
-            err.contains("no terminal: use --script") && !err.contains('\u{1b}'),
-            "{err}"
-        );
+        assert!(err.contains("no terminal: use --script") && !err.contains('\u{1b}'), "{err}");
     }
     // A terminal that says it is dumb is none.
     let mut t = Term::start(&[("TERM", "dumb")]);
@@ -373,32 +298,15 @@ fn case_ui_06_without_a_terminal_it_exits_two_and_writes_plain_text() {
 fn case_ui_18_a_script_keeps_data_on_stdout_and_progress_on_stderr() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("t.script");
-    std::fs::write(
-        &script,
-        "run\nwait finished 20s\nexpect steps == 5\nsnapshot end\n",
-    )
-    .unwrap();
+    std::fs::write(&script, "run\nwait finished 20s\nexpect steps == 5\nsnapshot end\n").unwrap();
     let run = |script: &Path| {
         let mut command = Command::new(BINARY);
-        command
-            .env("BSTUI_FAKE_ENGINE", "0")
-            .env("BSTUI_FAKE_STEPS", "5")
-            .stdin(Stdio::null());
-        command
-            .arg("--script")
-            .arg(script)
-            .arg("--results")
-            .arg(dir.path());
-        command
-            .args(["--model", "models/SmolLM2-135M-Instruct"])
-            .output()
-            .unwrap()
+        command.env("BSTUI_FAKE_ENGINE", "0").env("BSTUI_FAKE_STEPS", "5").stdin(Stdio::null());
+        command.arg("--script").arg(script).arg("--results").arg(dir.path());
+        command.args(["--model", "models/SmolLM2-135M-Instruct"]).output().unwrap()
     };
     let output = run(&script);
-    let (out, err) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(0), "{err}");
     assert_eq!(out.lines().count(), 2, "{out}");
     assert!(out.lines().all(|l| Path::new(l).is_file()), "{out}");
@@ -406,11 +314,7 @@ fn case_ui_18_a_script_keeps_data_on_stdout_and_progress_on_stderr() {
     std::fs::write(&script, "size 80x24\nopen plan\nnonsense\n").unwrap();
     let output = run(&script);
     assert_eq!(output.status.code(), Some(2));
-    assert!(
-        String::from_utf8(output.stderr)
-            .unwrap()
-            .contains("t.script:3: unknown command 'nonsense'")
-    );
+    assert!(String::from_utf8(output.stderr).unwrap().contains("t.script:3: unknown command 'nonsense'"));
 }
 
 #[test]
@@ -433,13 +337,7 @@ fn case_tr_09_signals_end_a_script_saved_and_by_their_number() {
             .unwrap();
         let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
         assert!(lines.any(|l| l.unwrap().starts_with("step 2/")), "it trains");
-        assert!(
-            Command::new("kill")
-                .args([signal, &child.id().to_string()])
-                .status()
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         let rest: Vec<String> = lines.map(Result::unwrap).collect();
         assert_eq!(child.wait().unwrap().code(), Some(code), "{rest:?}");
         assert!(rest.iter().any(|l| l.contains("train --resume")), "{rest:?}");

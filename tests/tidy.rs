@@ -10,9 +10,7 @@ use std::process::Command;
 
 /// Rooms by row: a file may name only rooms of lower rows, and its own. Rooms in one set may name each other.
 const ROWS: [&[&str]; 12] = [
-    &[
-        "lib", "build", "units", "error", "event", "engine", "files", "clock", "config",
-    ],
+    &["lib", "build", "units", "error", "event", "engine", "files", "clock", "config"],
     &["checkpoint", "device"],
     &["plan"],
     &["store"],
@@ -49,22 +47,13 @@ fn sources() -> Vec<(String, String)> {
             if path.is_dir() {
                 open.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
-                let name = path
-                    .strip_prefix(root().join("src"))
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .to_string();
+                let name = path.strip_prefix(root().join("src")).unwrap().to_str().unwrap().to_string();
                 out.push((name, fs::read_to_string(&path).unwrap()));
             }
         }
     }
     out.sort();
-    assert!(
-        out.len() > 20,
-        "only {} files under src: is this the repository?",
-        out.len()
-    );
+    assert!(out.len() > 20, "only {} files under src: is this the repository?", out.len());
     out
 }
 
@@ -84,11 +73,7 @@ fn code_only(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut i = 0;
     let blank = |out: &mut String, from: usize, to: usize| {
-        out.extend(
-            chars[from..to]
-                .iter()
-                .map(|c| if *c == '\n' { '\n' } else { ' ' }),
-        );
+        out.extend(chars[from..to].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
     };
     while i < chars.len() {
         let rest = &chars[i..];
@@ -96,9 +81,7 @@ fn code_only(text: &str) -> String {
         let end = match rest {
             ['/', '/', ..] => i + rest.iter().position(|c| *c == '\n').unwrap_or(rest.len()),
             ['/', '*', ..] => i + block_comment(rest),
-            ['r' | 'b', ..] if !word_before && raw_string(rest).is_some() => {
-                i + raw_string(rest).unwrap_or(1)
-            }
+            ['r' | 'b', ..] if !word_before && raw_string(rest).is_some() => i + raw_string(rest).unwrap_or(1),
             ['"', ..] => i + quoted(rest),
             ['\'', '\\', _, ..] => i + 3 + rest[3..].iter().position(|c| *c == '\'').map_or(0, |n| n + 1),
             ['\'', _, '\'', ..] => i + 3,
@@ -141,14 +124,9 @@ fn raw_string(rest: &[char]) -> Option<usize> {
     if rest.get(open) != Some(&'"') {
         return None;
     }
-    let close: Vec<char> = std::iter::once('"')
-        .chain(std::iter::repeat_n('#', hashes))
-        .collect();
+    let close: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
     let body = &rest[open + 1..];
-    let at = body
-        .windows(close.len())
-        .position(|w| w == close)
-        .unwrap_or(body.len());
+    let at = body.windows(close.len()).position(|w| w == close).unwrap_or(body.len());
     Some(open + 1 + at + close.len())
 }
 
@@ -180,10 +158,7 @@ fn rooms_named(text: &str) -> Vec<(usize, String)> {
 }
 
 fn word(text: &str) -> String {
-    text.trim_start()
-        .chars()
-        .take_while(|c| c.is_alphanumeric() || *c == '_')
-        .collect()
+    text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
 /// First words of the top-level parts of a `{…}` group whose brace is already taken.
@@ -208,9 +183,7 @@ fn group_heads(group: &str) -> Vec<String> {
 fn check_directions(file: &str, text: &str) -> Vec<String> {
     let room = room_of(file);
     let Some(row) = row_of(room) else {
-        return vec![format!(
-            "{file}: '{room}' is in no row; add it to ROWS and to ARCHITECTURE.md"
-        )];
+        return vec![format!("{file}: '{room}' is in no row; add it to ROWS and to ARCHITECTURE.md")];
     };
     let mut found = Vec::new();
     for (line, other) in rooms_named(text) {
@@ -223,9 +196,7 @@ fn check_directions(file: &str, text: &str) -> Vec<String> {
             continue;
         }
         if !(to < row || sibling) || !consumer {
-            found.push(format!(
-                "{file}:{line}: {room} (row {row}) names {other} (row {to})"
-            ));
+            found.push(format!("{file}:{line}: {room} (row {row}) names {other} (row {to})"));
         }
     }
     found
@@ -233,20 +204,12 @@ fn check_directions(file: &str, text: &str) -> Vec<String> {
 
 fn check_header(file: &str, text: &str) -> Vec<String> {
     let ok = text.starts_with("//!") || text.starts_with("#![doc = include_str!");
-    if ok {
-        vec![]
-    } else {
-        vec![format!("{file}: does not begin with a //! header")]
-    }
+    if ok { vec![] } else { vec![format!("{file}: does not begin with a //! header")] }
 }
 
 fn check_length(file: &str, text: &str) -> Vec<String> {
     let n = text.lines().count();
-    if n <= MAX_LINES {
-        vec![]
-    } else {
-        vec![format!("{file}: {n} lines, at most {MAX_LINES}")]
-    }
+    if n <= MAX_LINES { vec![] } else { vec![format!("{file}: {n} lines, at most {MAX_LINES}")] }
 }
 
 fn check_unsafe(file: &str, text: &str) -> Vec<String> {
@@ -261,20 +224,14 @@ fn check_unsafe(file: &str, text: &str) -> Vec<String> {
         let above = &lines[i.saturating_sub(4)..*i];
         !above.iter().any(|l| l.trim_start().starts_with("// SAFETY:"))
     });
-    lacking
-        .map(|(i, _)| format!("{file}:{}: unsafe without a // SAFETY: line", i + 1))
-        .collect()
+    lacking.map(|(i, _)| format!("{file}:{}: unsafe without a // SAFETY: line", i + 1)).collect()
 }
 
 /// Whether the line has an unsafe block or impl, not only the declaration of an unsafe function or trait.
 fn acts_unsafely(line: &str) -> bool {
     let split = line.split(|c: char| !c.is_alphanumeric() && c != '_');
     let words: Vec<&str> = split.filter(|w| !w.is_empty()).collect();
-    let declares = |i: usize| {
-        words
-            .get(i + 1)
-            .is_some_and(|w| ["fn", "trait", "extern"].contains(w))
-    };
+    let declares = |i: usize| words.get(i + 1).is_some_and(|w| ["fn", "trait", "extern"].contains(w));
     (0..words.len()).any(|i| words[i] == "unsafe" && !declares(i))
 }
 
@@ -298,11 +255,7 @@ fn check_words(file: &str, text: &str) -> Vec<String> {
 
 /// Paths of one machine, and hosts of package registries. Tests that need a home folder say `alice`'s, or `u`'s.
 fn check_places(file: &str, text: &str) -> Vec<String> {
-    let folders = [
-        concat!("/ro", "ot/"),
-        concat!("/wo", "rk/"),
-        concat!("/Us", "ers/"),
-    ];
+    let folders = [concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
     let hosts = [
         concat!("py", "pi.org"),
         concat!("python", "hosted.org"),
@@ -316,9 +269,7 @@ fn check_places(file: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (i, line) in text.lines().enumerate() {
         let mut hits: Vec<&str> = folders.into_iter().filter(|p| begins_path(line, p)).collect();
-        let others = line
-            .replace(concat!("/ho", "me/alice"), "")
-            .replace(concat!("/ho", "me/u/"), "");
+        let others = line.replace(concat!("/ho", "me/alice"), "").replace(concat!("/ho", "me/u/"), "");
         if begins_path(&others, concat!("/ho", "me/")) {
             hits.push("a home folder");
         }
@@ -397,9 +348,7 @@ fn check_readme(readme: &str, codes: &[(String, String)]) -> Vec<String> {
     };
     let numbers: BTreeSet<&str> = readme[at..].split(|c: char| !c.is_ascii_digit()).collect();
     let missing = codes.iter().filter(|(_, n)| !numbers.contains(n.as_str()));
-    missing
-        .map(|(name, n)| format!("README.md: exit code {n} ({name}) is not explained"))
-        .collect()
+    missing.map(|(name, n)| format!("README.md: exit code {n} ({name}) is not explained")).collect()
 }
 
 fn report(found: Vec<String>) {
@@ -407,12 +356,7 @@ fn report(found: Vec<String>) {
 }
 
 fn over_sources(check: fn(&str, &str) -> Vec<String>) {
-    report(
-        sources()
-            .iter()
-            .flat_map(|(file, text)| check(file, text))
-            .collect(),
-    );
+    report(sources().iter().flat_map(|(file, text)| check(file, text)).collect());
 }
 
 #[test]
@@ -440,20 +384,13 @@ fn unsafe_is_explained() {
 #[test]
 fn no_silenced_lints_and_no_promises() {
     let files = tracked_texts();
-    let code = files
-        .iter()
-        .filter(|(f, _)| f.ends_with(".rs") || f.ends_with(".sh") || f == "Makefile");
+    let code = files.iter().filter(|(f, _)| f.ends_with(".rs") || f.ends_with(".sh") || f == "Makefile");
     report(code.flat_map(|(f, t)| check_words(f, t)).collect());
 }
 
 #[test]
 fn no_machine_paths_and_no_registries() {
-    report(
-        tracked_texts()
-            .iter()
-            .flat_map(|(f, t)| check_places(f, t))
-            .collect(),
-    );
+    report(tracked_texts().iter().flat_map(|(f, t)| check_places(f, t)).collect());
 }
 
 #[test]
@@ -467,64 +404,25 @@ fn the_readme_explains_every_exit_code() {
 
 /// Rust files under `tests`.
 fn test_files() -> Vec<(String, String)> {
-    tracked_texts()
-        .into_iter()
-        .filter(|(f, _)| f.starts_with("tests/") && f.ends_with(".rs"))
-        .collect()
+    tracked_texts().into_iter().filter(|(f, _)| f.starts_with("tests/") && f.ends_with(".rs")).collect()
 }
 
 #[test]
 fn the_checks_can_fail() {
     let directions = |file: &str, text: &str| check_directions(file, text).len();
     assert_eq!(directions("plan/cost.rs", "use crate::train::Trainer;"), 1);
-    assert_eq!(
-        directions(
-            "plan/cost.rs",
-            "use crate::{checkpoint::Arch, ui, worker::{a, b}};"
-        ),
-        2
-    );
+    assert_eq!(directions("plan/cost.rs", "use crate::{checkpoint::Arch, ui, worker::{a, b}};"), 2);
     assert_eq!(directions("plan/cost.rs", "fn f() { crate::stream::go() }"), 1);
     assert_eq!(directions("checkpoint/mod.rs", "use crate::device::Machine;"), 1);
-    assert_eq!(
-        directions("ui/app.rs", "use crate::worker::Worker;\nuse crate::data::Row;"),
-        2
-    );
-    assert_eq!(
-        directions(
-            "ui/app.rs",
-            "use crate::report::list;\nuse crate::plan::plan;\nuse crate::ui::x;"
-        ),
-        0
-    );
+    assert_eq!(directions("ui/app.rs", "use crate::worker::Worker;\nuse crate::data::Row;"), 2);
+    assert_eq!(directions("ui/app.rs", "use crate::report::list;\nuse crate::plan::plan;\nuse crate::ui::x;"), 0);
     assert_eq!(directions("report/mod.rs", "use crate::train::x;"), 1);
-    assert_eq!(
-        directions(
-            "engine.rs",
-            "use crate::plan::PlanReport;\nuse crate::event::Event;"
-        ),
-        0
-    );
+    assert_eq!(directions("engine.rs", "use crate::plan::PlanReport;\nuse crate::event::Event;"), 0);
     assert_eq!(directions("units.rs", "use crate::plan::PlanReport;"), 1);
-    assert_eq!(
-        directions("cli.rs", "use crate::script::run;\nuse crate::ui::app;"),
-        0
-    );
+    assert_eq!(directions("cli.rs", "use crate::script::run;\nuse crate::ui::app;"), 0);
     assert_eq!(directions("newroom/mod.rs", ""), 1);
-    assert_eq!(
-        directions(
-            "plan/a.rs",
-            "// use crate::ui::x;\n/* crate::ui::y /* */ */ let s = \"crate::ui::z\";"
-        ),
-        0
-    );
-    assert_eq!(
-        directions(
-            "plan/a.rs",
-            "let c = '\"'; use crate::ui::x; let d = '\\''; let e = r#\"crate::ui\"#;"
-        ),
-        1
-    );
+    assert_eq!(directions("plan/a.rs", "// use crate::ui::x;\n/* crate::ui::y /* */ */ let s = \"crate::ui::z\";"), 0);
+    assert_eq!(directions("plan/a.rs", "let c = '\"'; use crate::ui::x; let d = '\\''; let e = r#\"crate::ui\"#;"), 1);
 
     assert_eq!(check_header("a.rs", "use std::fs;\n//! late").len(), 1);
     assert_eq!(check_header("a.rs", "//! Does a thing.").len(), 0);
@@ -533,27 +431,14 @@ fn the_checks_can_fail() {
 
     let block = concat!("    un", "safe { f() }\n");
     assert_eq!(check_unsafe("store/a.rs", block).len(), 1);
-    assert_eq!(
-        check_unsafe("store/a.rs", &format!("// SAFETY: f asks for nothing.\n{block}")).len(),
-        0
-    );
-    assert_eq!(
-        check_unsafe("store/a.rs", "// it is unsafe\nlet s = \"unsafe\";").len(),
-        0
-    );
-    assert_eq!(
-        check_unsafe("store/a.rs", "unsafe fn f();\nunsafe extern \"C\" fn g() {}").len(),
-        0
-    );
+    assert_eq!(check_unsafe("store/a.rs", &format!("// SAFETY: f asks for nothing.\n{block}")).len(), 0);
+    assert_eq!(check_unsafe("store/a.rs", "// it is unsafe\nlet s = \"unsafe\";").len(), 0);
+    assert_eq!(check_unsafe("store/a.rs", "unsafe fn f();\nunsafe extern \"C\" fn g() {}").len(), 0);
     assert_eq!(check_unsafe("store/a.rs", "unsafe impl Send for A {}").len(), 1);
     assert_eq!(check_unsafe("device/cuda.rs", block).len(), 0);
     assert_eq!(check_unsafe("device/shim/mod.rs", block).len(), 0);
 
-    for bad in [
-        concat!("#[al", "low(dead_code)]"),
-        concat!("// TO", "DO: later"),
-        concat!("// FIX", "ME"),
-    ] {
+    for bad in [concat!("#[al", "low(dead_code)]"), concat!("// TO", "DO: later"), concat!("// FIX", "ME")] {
         assert_eq!(check_words("a.rs", bad).len(), 1, "{bad}");
     }
     for bad in [
@@ -565,28 +450,14 @@ fn the_checks_can_fail() {
     ] {
         assert_eq!(check_places("a.md", bad).len(), 1, "{bad}");
     }
-    for good in [
-        "src/work/x",
-        concat!("the /ho", "me/ folder"),
-        concat!("$ORIGIN/../wo", "rk/x"),
-        "https://a.b/c",
-    ] {
+    for good in ["src/work/x", concat!("the /ho", "me/ folder"), concat!("$ORIGIN/../wo", "rk/x"), "https://a.b/c"] {
         assert_eq!(check_places("a.md", good).len(), 0, "{good}");
     }
-    assert_eq!(
-        check_places("Cargo.lock", concat!("cra", "tes.io-index")).len(),
-        0
-    );
+    assert_eq!(check_places("Cargo.lock", concat!("cra", "tes.io-index")).len(), 0);
 
-    let codes = [
-        ("Ok".to_string(), "0".to_string()),
-        ("Interrupted".to_string(), "130".to_string()),
-    ];
+    let codes = [("Ok".to_string(), "0".to_string()), ("Interrupted".to_string(), "130".to_string())];
     assert_eq!(check_readme("## Exit codes\n0 fine, 130 SIGINT", &codes).len(), 0);
     assert_eq!(check_readme("130 rows. ## Exit codes\n0 fine", &codes).len(), 1);
     assert_eq!(check_readme("nothing", &codes).len(), 1);
-    assert_eq!(
-        exit_codes("pub enum ExitCode {\n    /// Fine = 3.\n    Ok = 0,\n    Bad = 1,\n}").len(),
-        2
-    );
+    assert_eq!(exit_codes("pub enum ExitCode {\n    /// Fine = 3.\n    Ok = 0,\n    Bad = 1,\n}").len(), 2);
 }

@@ -104,15 +104,9 @@ pub fn write(dir: &Path, config: &AdapterConfig, tensors: &[AdapterTensor]) -> R
 ///
 /// # Errors
 /// As [`write`].
-pub fn write_noted(
-    dir: &Path,
-    config: &AdapterConfig,
-    tensors: &[AdapterTensor],
-    notes: &[&str],
-) -> Result<u64> {
+pub fn write_noted(dir: &Path, config: &AdapterConfig, tensors: &[AdapterTensor], notes: &[&str]) -> Result<u64> {
     let config = peft::publishable(config)?;
-    tensors::check(&config, tensors)
-        .map_err(|what| Error::run(format!("the adapter is not complete: {what}")))?;
+    tensors::check(&config, tensors).map_err(|what| Error::run(format!("the adapter is not complete: {what}")))?;
     fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
     let text = pretty(&to_peft(&config));
     let config_path = dir.join(CONFIG_FILE);
@@ -120,11 +114,9 @@ pub fn write_noted(
     if fs::read(&config_path).is_ok_and(|old| old != text.as_bytes()) {
         fs::remove_file(&config_path).map_err(|e| Error::io("replace", &config_path, e))?;
     }
-    Ok(
-        files::replace(&dir.join(CARD_FILE), card::readme(&config, notes).as_bytes())?
-            + files::replace(&dir.join(TENSORS_FILE), &tensors::encode(tensors)?)?
-            + files::replace(&config_path, text.as_bytes())?,
-    )
+    Ok(files::replace(&dir.join(CARD_FILE), card::readme(&config, notes).as_bytes())?
+        + files::replace(&dir.join(TENSORS_FILE), &tensors::encode(tensors)?)?
+        + files::replace(&config_path, text.as_bytes())?)
 }
 
 /// Reads a PEFT adapter folder (F32, F16 or BF16 tensors; upcast to F32).
@@ -135,18 +127,11 @@ pub fn read(dir: &Path) -> Result<(AdapterConfig, Vec<AdapterTensor>)> {
     let stated = peft::read_config(dir)?;
     let path = dir.join(TENSORS_FILE);
     if !path.is_file() && dir.join("adapter_model.bin").is_file() {
-        return Err(
-            Error::checkpoint(format!("'{}' holds its tensors as a pickle", dir.display()))
-                .next("save it again with PEFT's save_pretrained(safe_serialization=True)"),
-        );
+        return Err(Error::checkpoint(format!("'{}' holds its tensors as a pickle", dir.display()))
+            .next("save it again with PEFT's save_pretrained(safe_serialization=True)"));
     }
     let tensors = tensors::decode(&path)?;
-    let bad = |what: String| {
-        Error::checkpoint(format!(
-            "'{}' doesn't fit its {CONFIG_FILE}: {what}",
-            path.display()
-        ))
-    };
+    let bad = |what: String| Error::checkpoint(format!("'{}' doesn't fit its {CONFIG_FILE}: {what}", path.display()));
     let config = tensors::settle_targets(stated, &tensors).map_err(bad)?;
     tensors::check(&config, &tensors).map_err(bad)?;
     Ok((config, tensors))

@@ -34,11 +34,7 @@ pub struct Read {
 pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let outer = config.as_object().ok_or_else(|| bad("it is not a JSON object"))?;
     let inner = outer.get("text_config").and_then(Value::as_object);
-    let mut keys = Keys {
-        map: inner.unwrap_or(outer),
-        outer,
-        notes: Vec::new(),
-    };
+    let mut keys = Keys { map: inner.unwrap_or(outer), outer, notes: Vec::new() };
     refuse_quantised(&keys)?;
     let family = family(&keys)?;
     refuse_experts(&keys)?;
@@ -47,22 +43,16 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let n_heads = keys.required("num_attention_heads", MAX_DIM)?;
     let n_kv_heads = keys.count("num_key_value_heads", MAX_DIM)?.unwrap_or(n_heads);
     if !n_heads.is_multiple_of(n_kv_heads) {
-        return Err(bad(&format!(
-            "num_attention_heads {n_heads} is no multiple of num_key_value_heads {n_kv_heads}"
-        )));
+        return Err(bad(&format!("num_attention_heads {n_heads} is no multiple of num_key_value_heads {n_kv_heads}")));
     }
     let head_dim = head_dim(&mut keys, family, hidden, n_heads)?;
     let n_layers = keys.required("num_hidden_layers", MAX_LAYERS)?;
-    let max_positions = keys
-        .count("max_position_embeddings", 1 << 40)?
-        .unwrap_or_else(|| {
-            keys.notes
-                .push("config.json has no max_position_embeddings: 2048 taken".into());
-            2048
-        });
+    let max_positions = keys.count("max_position_embeddings", 1 << 40)?.unwrap_or_else(|| {
+        keys.notes.push("config.json has no max_position_embeddings: 2048 taken".into());
+        2048
+    });
     let norm_eps = keys.float("rms_norm_eps")?.unwrap_or_else(|| {
-        keys.notes
-            .push("config.json has no rms_norm_eps: 1e-6 taken".into());
+        keys.notes.push("config.json has no rms_norm_eps: 1e-6 taken".into());
         1e-6
     });
     if !(norm_eps > 0.0 && norm_eps < 1.0) {
@@ -89,12 +79,7 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
         .into_iter()
         .find(|k| outer.get(*k).is_some_and(|v| !v.is_null()));
     let attention_bias = keys.flag("attention_bias")?;
-    Ok(Read {
-        arch,
-        notes: keys.notes,
-        tower,
-        attention_bias,
-    })
+    Ok(Read { arch, notes: keys.notes, tower, attention_bias })
 }
 
 /// `model_type` of a config, for showing; `None` if it has none.
@@ -116,8 +101,7 @@ pub(super) fn prequantised(what: &str) -> Error {
 
 /// What an FP8 model is refused with.
 pub(super) fn fp8(what: &str) -> Error {
-    Error::checkpoint(format!("FP8 not supported: {what}"))
-        .next("convert to bf16, or use the 16-bit original")
+    Error::checkpoint(format!("FP8 not supported: {what}")).next("convert to bf16, or use the 16-bit original")
 }
 
 struct Keys<'a> {
@@ -135,46 +119,31 @@ impl Keys<'_> {
     }
     /// A key of the text config, else of the whole file.
     fn get_any(&self, key: &str) -> Option<&Value> {
-        self.get(key)
-            .or_else(|| self.outer.get(key).filter(|v| !v.is_null()))
+        self.get(key).or_else(|| self.outer.get(key).filter(|v| !v.is_null()))
     }
     fn required(&self, key: &str, max: u64) -> Result<usize> {
-        self.count(key, max)?
-            .ok_or_else(|| bad(&format!("'{key}' is missing")))
+        self.count(key, max)?.ok_or_else(|| bad(&format!("'{key}' is missing")))
     }
     /// A whole number from 1 to `max`.
     fn count(&self, key: &str, max: u64) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        let number = value
-            .as_u64()
-            .filter(|n| (1..=max).contains(n))
-            .and_then(|n| usize::try_from(n).ok());
-        number.map(Some).ok_or_else(|| {
-            bad(&format!(
-                "'{key}' is {}, not a number from 1 to {max}",
-                short(value)
-            ))
-        })
+        let number = value.as_u64().filter(|n| (1..=max).contains(n)).and_then(|n| usize::try_from(n).ok());
+        number.map(Some).ok_or_else(|| bad(&format!("'{key}' is {}, not a number from 1 to {max}", short(value))))
     }
     fn float(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
         let number = value.as_f64().filter(|x| x.is_finite());
-        number
-            .map(Some)
-            .ok_or_else(|| bad(&format!("'{key}' is {}, not a number", short(value))))
+        number.map(Some).ok_or_else(|| bad(&format!("'{key}' is {}, not a number", short(value))))
     }
     fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        value
-            .as_bool()
-            .map(Some)
-            .ok_or_else(|| bad(&format!("'{key}' is {}, not true or false", short(value))))
+        value.as_bool().map(Some).ok_or_else(|| bad(&format!("'{key}' is {}, not true or false", short(value))))
     }
 }
 
@@ -193,9 +162,7 @@ fn family(keys: &Keys) -> Result<Family> {
         "mistral" => Family::Mistral,
         "qwen2" => Family::Qwen2,
         "qwen3" => Family::Qwen3,
-        _ if name.contains("moe")
-            || ["mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "dbrx"].contains(&name) =>
-        {
+        _ if name.contains("moe") || ["mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "dbrx"].contains(&name) => {
             return Err(experts(&format!("model_type '{}'", clean(name))));
         }
         _ => return Err(bad(&format!("model_type '{}' is not supported", clean(name))).next(supported)),
@@ -232,32 +199,25 @@ fn refuse_quantised(keys: &Keys) -> Result<()> {
         None if loaded("load_in_8bit") => " 8-bit".into(),
         None => String::new(),
     };
-    Err(prequantised(&format!(
-        "{}{bits}",
-        clean(method.unwrap_or("unknown method"))
-    )))
+    Err(prequantised(&format!("{}{bits}", clean(method.unwrap_or("unknown method")))))
 }
 
 fn head_dim(keys: &mut Keys, family: Family, hidden: usize, n_heads: usize) -> Result<usize> {
     let head_dim = match keys.count("head_dim", MAX_DIM)? {
         Some(d) => d,
         None if family == Family::Qwen3 => {
-            keys.notes
-                .push("config.json has no head_dim: 128 taken, qwen3's default".into());
+            keys.notes.push("config.json has no head_dim: 128 taken, qwen3's default".into());
             128
         }
         None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
         None => {
-            let what = format!(
-                "hidden_size {hidden} is no multiple of num_attention_heads {n_heads} and head_dim is missing"
-            );
+            let what =
+                format!("hidden_size {hidden} is no multiple of num_attention_heads {n_heads} and head_dim is missing");
             return Err(bad(&what));
         }
     };
     if !head_dim.is_multiple_of(2) {
-        return Err(bad(&format!(
-            "head_dim {head_dim} is odd, which rotary embeddings can't use"
-        )));
+        return Err(bad(&format!("head_dim {head_dim} is odd, which rotary embeddings can't use")));
     }
     Ok(head_dim)
 }
@@ -265,11 +225,9 @@ fn head_dim(keys: &mut Keys, family: Family, hidden: usize, n_heads: usize) -> R
 fn activation(keys: &Keys) -> Result<Activation> {
     match keys.get("hidden_act").map_or(Some("silu"), Value::as_str) {
         Some("silu" | "swish") => Ok(Activation::Silu),
-        other => Err(bad(&format!(
-            "hidden_act '{}' is not supported",
-            clean(other.unwrap_or("?"))
-        ))
-        .next("supported: silu")),
+        other => {
+            Err(bad(&format!("hidden_act '{}' is not supported", clean(other.unwrap_or("?")))).next("supported: silu"))
+        }
     }
 }
 
@@ -277,9 +235,7 @@ fn tied(keys: &Keys) -> Result<bool> {
     match keys.get_any("tie_word_embeddings") {
         // Every family here has false as its class default.
         None => Ok(false),
-        Some(v) => v
-            .as_bool()
-            .ok_or_else(|| bad(&format!("'tie_word_embeddings' is {}", short(v)))),
+        Some(v) => v.as_bool().ok_or_else(|| bad(&format!("'tie_word_embeddings' is {}", short(v)))),
     }
 }
 
@@ -291,8 +247,7 @@ fn windows(keys: &mut Keys, family: Family, n_layers: usize) -> Result<Vec<Optio
         Some(Value::Null) => None,
         Some(_) => keys.count("sliding_window", 1 << 40)?,
         None if family == Family::Mistral => {
-            keys.notes
-                .push("config.json has no sliding_window: 4096 taken, mistral's default".into());
+            keys.notes.push("config.json has no sliding_window: 4096 taken, mistral's default".into());
             Some(4096)
         }
         None if family == Family::Llama => None,
@@ -301,8 +256,7 @@ fn windows(keys: &mut Keys, family: Family, n_layers: usize) -> Result<Vec<Optio
     let (window, first) = match family {
         Family::Llama => {
             if window.is_some() {
-                keys.notes
-                    .push("sliding_window is ignored: llama attends to every position".into());
+                keys.notes.push("sliding_window is ignored: llama attends to every position".into());
             }
             return Ok(vec![None; n_layers]);
         }
@@ -338,25 +292,16 @@ fn special(keys: &mut Keys, generation: Option<&Value>) -> SpecialIds {
         one => id(one).into_iter().collect(),
     };
     let mut eos = keys.get_any("eos_token_id").map(ids).unwrap_or_default();
-    for more in generation
-        .and_then(|g| g.get("eos_token_id"))
-        .map(ids)
-        .unwrap_or_default()
-    {
+    for more in generation.and_then(|g| g.get("eos_token_id")).map(ids).unwrap_or_default() {
         if !eos.contains(&more) {
             eos.push(more);
         }
     }
     if eos.is_empty() {
-        keys.notes
-            .push("no eos_token_id: generation stops only at its token limit".into());
+        keys.notes.push("no eos_token_id: generation stops only at its token limit".into());
     }
     let one = |key| keys.get_any(key).and_then(id);
-    SpecialIds {
-        bos: one("bos_token_id"),
-        eos,
-        pad: one("pad_token_id"),
-    }
+    SpecialIds { bos: one("bos_token_id"), eos, pad: one("pad_token_id") }
 }
 
 #[cfg(test)]

@@ -11,10 +11,7 @@ fn arch(model: Model) -> Read {
 
 #[track_caller]
 fn refused(model: Model, words: &[&str]) {
-    let e = read(&model.config(), None)
-        .map(|r| r.arch)
-        .unwrap_err()
-        .to_string();
+    let e = read(&model.config(), None).map(|r| r.arch).unwrap_err().to_string();
     for word in words {
         assert!(e.contains(word), "'{word}' is not in: {e}");
     }
@@ -24,45 +21,13 @@ fn refused(model: Model, words: &[&str]) {
 fn numbers_are_read_and_defaults_noted() {
     let r = arch(Model::tiny());
     let a = &r.arch;
-    assert_eq!(
-        (
-            a.hidden,
-            a.intermediate,
-            a.n_layers,
-            a.n_heads,
-            a.n_kv_heads,
-            a.head_dim
-        ),
-        (64, 128, 4, 4, 2, 16)
-    );
-    assert_eq!(
-        (a.vocab, a.norm_eps, a.tied, a.max_positions),
-        (264, 1e-5, false, 512)
-    );
-    assert_eq!(
-        a.special,
-        SpecialIds {
-            bos: Some(257),
-            eos: vec![258],
-            pad: Some(256)
-        }
-    );
+    assert_eq!((a.hidden, a.intermediate, a.n_layers, a.n_heads, a.n_kv_heads, a.head_dim), (64, 128, 4, 4, 2, 16));
+    assert_eq!((a.vocab, a.norm_eps, a.tied, a.max_positions), (264, 1e-5, false, 512));
+    assert_eq!(a.special, SpecialIds { bos: Some(257), eos: vec![258], pad: Some(256) });
     assert!(r.notes.is_empty(), "{:?}", r.notes);
-    let r = arch(
-        Model::tiny()
-            .unset("head_dim")
-            .unset("rms_norm_eps")
-            .unset("num_key_value_heads"),
-    );
-    assert_eq!(
-        (r.arch.head_dim, r.arch.norm_eps, r.arch.n_kv_heads),
-        (16, 1e-6, 4)
-    );
-    assert!(
-        r.notes.iter().any(|n| n.contains("rms_norm_eps")),
-        "{:?}",
-        r.notes
-    );
+    let r = arch(Model::tiny().unset("head_dim").unset("rms_norm_eps").unset("num_key_value_heads"));
+    assert_eq!((r.arch.head_dim, r.arch.norm_eps, r.arch.n_kv_heads), (16, 1e-6, 4));
+    assert!(r.notes.iter().any(|n| n.contains("rms_norm_eps")), "{:?}", r.notes);
     assert_eq!(arch(Model::family("qwen3").unset("head_dim")).arch.head_dim, 128);
 }
 
@@ -70,55 +35,31 @@ fn numbers_are_read_and_defaults_noted() {
 fn bad_numbers_are_named() {
     refused(Model::tiny().unset("hidden_size"), &["'hidden_size' is missing"]);
     refused(Model::tiny().set("hidden_size", -1), &["'hidden_size' is -1"]);
-    refused(
-        Model::tiny().set("num_hidden_layers", u64::MAX),
-        &["'num_hidden_layers'", "1 to 4096"],
-    );
-    refused(
-        Model::tiny().set("vocab_size", "264"),
-        &["'vocab_size' is \"264\""],
-    );
+    refused(Model::tiny().set("num_hidden_layers", u64::MAX), &["'num_hidden_layers'", "1 to 4096"]);
+    refused(Model::tiny().set("vocab_size", "264"), &["'vocab_size' is \"264\""]);
     refused(Model::tiny().set("num_key_value_heads", 3), &["no multiple"]);
     refused(Model::tiny().set("head_dim", 15), &["odd"]);
-    refused(
-        Model::tiny().set("num_attention_heads", 6).unset("head_dim"),
-        &["hidden_size 64", "head_dim"],
-    );
+    refused(Model::tiny().set("num_attention_heads", 6).unset("head_dim"), &["hidden_size 64", "head_dim"]);
     refused(Model::tiny().set("rms_norm_eps", 0), &["rms_norm_eps"]);
-    refused(
-        Model::tiny().set("hidden_act", "gelu"),
-        &["hidden_act 'gelu'", "silu"],
-    );
-    refused(
-        Model::tiny().set("tie_word_embeddings", "yes"),
-        &["tie_word_embeddings"],
-    );
+    refused(Model::tiny().set("hidden_act", "gelu"), &["hidden_act 'gelu'", "silu"]);
+    refused(Model::tiny().set("tie_word_embeddings", "yes"), &["tie_word_embeddings"]);
     assert!(read(&json!([]), None).is_err());
 }
 
 #[test]
 fn unknown_families_list_what_is_supported() {
-    refused(
-        Model::tiny().set("model_type", "gemma3"),
-        &["'gemma3'", "llama, mistral, qwen2, qwen3"],
-    );
+    refused(Model::tiny().set("model_type", "gemma3"), &["'gemma3'", "llama, mistral, qwen2, qwen3"]);
     refused(Model::tiny().unset("model_type"), &["model_type", "supported"]);
     for moe in ["mixtral", "qwen2_moe", "deepseek_v3"] {
         refused(Model::tiny().set("model_type", moe), &["mixture of experts", moe]);
     }
-    refused(
-        Model::tiny().set("num_local_experts", 8),
-        &["mixture of experts", "num_local_experts"],
-    );
+    refused(Model::tiny().set("num_local_experts", 8), &["mixture of experts", "num_local_experts"]);
 }
 
 #[test]
 fn rope_rules_in_both_spellings() {
     let scaling = |value: Value| arch(Model::tiny().set("rope_scaling", value)).arch.rope.scaling;
-    assert_eq!(
-        scaling(json!({ "type": "linear", "factor": 2.0 })),
-        RopeScaling::Linear { factor: 2.0 }
-    );
+    assert_eq!(scaling(json!({ "type": "linear", "factor": 2.0 })), RopeScaling::Linear { factor: 2.0 });
     assert_eq!(scaling(json!({ "rope_type": "default" })), RopeScaling::None);
     let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192 });
@@ -131,40 +72,21 @@ fn rope_rules_in_both_spellings() {
     assert_eq!(scaling(llama3.clone()), want);
     let mut new = llama3.clone();
     new["rope_theta"] = json!(500_000.0);
-    let r = arch(
-        Model::tiny()
-            .unset("rope_theta")
-            .set("rope_parameters", new.clone()),
-    );
-    assert_eq!(
-        (r.arch.rope.scaling, r.arch.rope.theta),
-        (want.clone(), 500_000.0)
-    );
+    let r = arch(Model::tiny().unset("rope_theta").set("rope_parameters", new.clone()));
+    assert_eq!((r.arch.rope.scaling, r.arch.rope.theta), (want.clone(), 500_000.0));
     assert!(r.notes.is_empty(), "{:?}", r.notes);
-    let both = Model::tiny()
-        .set("rope_parameters", new)
-        .set("rope_scaling", json!({ "type": "linear", "factor": 2 }));
+    let both = Model::tiny().set("rope_parameters", new).set("rope_scaling", json!({ "type": "linear", "factor": 2 }));
     let r = arch(both);
     assert_eq!(r.arch.rope.scaling, want);
-    assert!(
-        r.notes.iter().any(|n| n.contains("rope_parameters is used")),
-        "{:?}",
-        r.notes
-    );
+    assert!(r.notes.iter().any(|n| n.contains("rope_parameters is used")), "{:?}", r.notes);
 }
 
 #[test]
 fn case_ck_24_a_rope_rule_this_program_lacks_refuses_by_name() {
     for rule in ["yarn", "dynamic", "longrope", "mrope"] {
         let value = json!({ "rope_type": rule, "factor": 4.0 });
-        refused(
-            Model::tiny().set("rope_scaling", value),
-            &[rule, "supported: default, linear, llama3"],
-        );
-        refused(
-            Model::tiny().set("rope_scaling", json!({ "type": rule })),
-            &[rule],
-        );
+        refused(Model::tiny().set("rope_scaling", value), &[rule, "supported: default, linear, llama3"]);
+        refused(Model::tiny().set("rope_scaling", json!({ "type": rule })), &[rule]);
     }
     refused(
         Model::tiny().set("rope_scaling", json!({ "rope_type": "linear" })),
@@ -172,25 +94,12 @@ fn case_ck_24_a_rope_rule_this_program_lacks_refuses_by_name() {
     );
     let reversed = json!({ "rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1,
         "original_max_position_embeddings": 8192 });
-    refused(
-        Model::tiny().set("rope_scaling", reversed),
-        &["high_freq_factor 1", "low_freq_factor 4"],
-    );
+    refused(Model::tiny().set("rope_scaling", reversed), &["high_freq_factor 1", "low_freq_factor 4"]);
     refused(Model::tiny().set("rope_theta", 0), &["rope_theta"]);
-    refused(
-        Model::tiny().set("rope_scaling", "linear"),
-        &["rope_scaling", "not an object"],
-    );
-    refused(
-        Model::tiny().set("partial_rotary_factor", 0.5),
-        &["partial_rotary_factor 0.5"],
-    );
-    let per_layer =
-        json!({ "full_attention": { "rope_theta": 1 }, "sliding_attention": { "rope_theta": 2 } });
-    refused(
-        Model::tiny().set("rope_parameters", per_layer),
-        &["per layer type"],
-    );
+    refused(Model::tiny().set("rope_scaling", "linear"), &["rope_scaling", "not an object"]);
+    refused(Model::tiny().set("partial_rotary_factor", 0.5), &["partial_rotary_factor 0.5"]);
+    let per_layer = json!({ "full_attention": { "rope_theta": 1 }, "sliding_attention": { "rope_theta": 2 } });
+    refused(Model::tiny().set("rope_parameters", per_layer), &["per layer type"]);
 }
 
 #[test]
@@ -201,80 +110,37 @@ fn case_nu_11_which_layers_have_a_window() {
     assert_eq!(windows(mistral(json!(8))), [w; 4]);
     assert_eq!(windows(mistral(json!(0))), [None; 4]);
     assert_eq!(windows(mistral(Value::Null)), [None; 4]);
-    assert_eq!(
-        windows(Model::family("mistral").unset("sliding_window")),
-        [Some(4096); 4]
-    );
+    assert_eq!(windows(Model::family("mistral").unset("sliding_window")), [Some(4096); 4]);
     for family in ["qwen2", "qwen3"] {
-        let qwen = Model::family(family)
-            .set("sliding_window", 8)
-            .set("max_window_layers", 2);
+        let qwen = Model::family(family).set("sliding_window", 8).set("max_window_layers", 2);
         assert_eq!(windows(qwen.clone()), [None; 4], "use_sliding_window is absent");
         assert_eq!(windows(qwen.clone().set("use_sliding_window", false)), [None; 4]);
         let used = qwen.set("use_sliding_window", true);
         assert_eq!(windows(used.clone()), [None, None, w, w]);
         assert_eq!(windows(used.clone().set("max_window_layers", 0)), [w; 4]);
-        let types = json!([
-            "sliding_attention",
-            "full_attention",
-            "full_attention",
-            "sliding_attention"
-        ]);
-        assert_eq!(
-            windows(used.clone().set("layer_types", types)),
-            [w, None, None, w]
-        );
-        refused(
-            used.clone().set("layer_types", json!(["full_attention"])),
-            &["layer_types", "4 layers"],
-        );
-        let odd = json!([
-            "full_attention",
-            "full_attention",
-            "full_attention",
-            "linear_attention"
-        ]);
+        let types = json!(["sliding_attention", "full_attention", "full_attention", "sliding_attention"]);
+        assert_eq!(windows(used.clone().set("layer_types", types)), [w, None, None, w]);
+        refused(used.clone().set("layer_types", json!(["full_attention"])), &["layer_types", "4 layers"]);
+        let odd = json!(["full_attention", "full_attention", "full_attention", "linear_attention"]);
         refused(used.set("layer_types", odd), &["linear_attention"]);
     }
     let r = arch(Model::tiny().set("sliding_window", 8));
     assert_eq!(r.arch.windows, [None; 4]);
-    assert!(
-        r.notes.iter().any(|n| n.contains("sliding_window is ignored")),
-        "{:?}",
-        r.notes
-    );
+    assert!(r.notes.iter().any(|n| n.contains("sliding_window is ignored")), "{:?}", r.notes);
 }
 
 #[test]
 fn end_tokens_of_both_configs_are_joined() {
-    let config = Model::tiny()
-        .set("eos_token_id", json!([258, 260]))
-        .set("bos_token_id", -1)
-        .config();
+    let config = Model::tiny().set("eos_token_id", json!([258, 260])).set("bos_token_id", -1).config();
     let r = read(&config, Some(&json!({ "eos_token_id": [260, 259] }))).unwrap();
-    assert_eq!(
-        r.arch.special,
-        SpecialIds {
-            bos: None,
-            eos: vec![258, 260, 259],
-            pad: Some(256)
-        }
-    );
+    assert_eq!(r.arch.special, SpecialIds { bos: None, eos: vec![258, 260, 259], pad: Some(256) });
     let r = read(&Model::tiny().unset("eos_token_id").config(), None).unwrap();
-    assert!(
-        r.notes.iter().any(|n| n.contains("eos_token_id")),
-        "{:?}",
-        r.notes
-    );
+    assert!(r.notes.iter().any(|n| n.contains("eos_token_id")), "{:?}", r.notes);
 }
 
 #[test]
 fn a_nested_text_config_is_the_one_that_counts() {
-    let outer =
-        json!({ "model_type": "x", "hidden_size": 1, "vision_config": {}, "tie_word_embeddings": true });
+    let outer = json!({ "model_type": "x", "hidden_size": 1, "vision_config": {}, "tie_word_embeddings": true });
     let r = arch(Model::tiny().unset("tie_word_embeddings").nested(outer));
-    assert_eq!(
-        (r.arch.hidden, r.arch.tied, r.tower),
-        (64, true, Some("vision_config"))
-    );
+    assert_eq!((r.arch.hidden, r.arch.tied, r.tower), (64, true, Some("vision_config")));
 }

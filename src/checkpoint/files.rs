@@ -27,12 +27,9 @@ pub fn clean(text: &str) -> String {
             out.push('…');
             break;
         }
-        let redirects = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        if c.is_control() || redirects {
-            out.extend(c.escape_unicode())
-        } else {
-            out.push(c)
-        }
+        let redirects =
+            matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        if c.is_control() || redirects { out.extend(c.escape_unicode()) } else { out.push(c) }
     }
     out
 }
@@ -51,10 +48,7 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
     // Asked before the open: opening a FIFO would wait for a writer for ever.
     let meta = std::fs::metadata(path).map_err(|e| missing(path, e))?;
     if !meta.is_file() {
-        return Err(Error::checkpoint(format!(
-            "{} is not a regular file",
-            shown(path)
-        )));
+        return Err(Error::checkpoint(format!("{} is not a regular file", shown(path))));
     }
     let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
     let meta = file.metadata().map_err(|e| Error::io("read", path, e))?;
@@ -76,9 +70,7 @@ pub fn read_small(path: &Path, cap: u64) -> Result<Vec<u8>> {
         )));
     }
     let mut bytes = Vec::new();
-    file.take(cap)
-        .read_to_end(&mut bytes)
-        .map_err(|e| Error::io("read", path, e))?;
+    file.take(cap).read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
     refuse_lfs_pointer(path, &bytes, meta.len())?;
     Ok(bytes)
 }
@@ -99,11 +91,8 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
 pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     serde_json::from_slice(bytes).map_err(|e| {
-        let what = if bytes.is_empty() {
-            "is empty".into()
-        } else {
-            format!("is not valid: {}", clean(&e.to_string()))
-        };
+        let what =
+            if bytes.is_empty() { "is empty".into() } else { format!("is not valid: {}", clean(&e.to_string())) };
         Error::checkpoint(format!("{} {what}", shown(path))).next("fetch the file again")
     })
 }
@@ -117,15 +106,10 @@ pub fn refuse_lfs_pointer(path: &Path, head: &[u8], len: u64) -> Result<()> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(head);
-    let real = text
-        .lines()
-        .find_map(|l| l.strip_prefix("size ")?.trim().parse().ok());
+    let real = text.lines().find_map(|l| l.strip_prefix("size ")?.trim().parse().ok());
     let real = real.map_or("of unknown size".into(), |n| Bytes(n).to_string());
-    Err(Error::checkpoint(format!(
-        "{} is a Git-LFS pointer ({len} bytes; the real file is {real})",
-        shown(path)
-    ))
-    .next("fetch the real file: download it from the model's page, or run 'git lfs pull' if this is a git clone"))
+    Err(Error::checkpoint(format!("{} is a Git-LFS pointer ({len} bytes; the real file is {real})", shown(path)))
+        .next("fetch the real file: download it from the model's page, or run 'git lfs pull' if this is a git clone"))
 }
 
 /// The error for a path whose metadata can't be read: absent, a dangling link, or refused.
@@ -139,11 +123,7 @@ fn missing(path: &Path, error: std::io::Error) -> Error {
     let blob = path.parent().unwrap_or(Path::new("")).join(&target);
     let mut incomplete = blob.clone().into_os_string();
     incomplete.push(".incomplete");
-    let rest = if Path::new(&incomplete).exists() {
-        "; an unfinished '.incomplete' file lies beside it"
-    } else {
-        ""
-    };
+    let rest = if Path::new(&incomplete).exists() { "; an unfinished '.incomplete' file lies beside it" } else { "" };
     Error::checkpoint(format!(
         "blob missing (interrupted download?): {} links to {}, which does not exist{rest}",
         shown(path),

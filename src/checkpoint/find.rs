@@ -28,12 +28,11 @@ pub(super) fn resolve_in(model: &str, cache: Option<&Path>) -> Result<PathBuf> {
         Ok(_) => return Ok(path.to_path_buf()),
         Err(_) => {}
     }
-    let (id, revision) = model
-        .split_once('@')
-        .map_or((model, None), |(id, r)| (id, Some(r)));
+    let (id, revision) = model.split_once('@').map_or((model, None), |(id, r)| (id, Some(r)));
     if !hub::is_id(id) {
-        return Err(Error::checkpoint(format!("{} does not exist", shown(path)))
-            .next("give a model folder or a hub id"));
+        return Err(
+            Error::checkpoint(format!("{} does not exist", shown(path))).next("give a model folder or a hub id")
+        );
     }
     let looked = match cache {
         Some(cache) => {
@@ -45,21 +44,15 @@ pub(super) fn resolve_in(model: &str, cache: Option<&Path>) -> Result<PathBuf> {
         }
         None => "no such folder, and there is no hub cache (no home folder)".into(),
     };
-    Err(
-        Error::checkpoint(format!("'{}' is not here: {looked}", clean(model)))
-            .next("download it first, or give a model folder"),
-    )
+    Err(Error::checkpoint(format!("'{}' is not here: {looked}", clean(model)))
+        .next("download it first, or give a model folder"))
 }
 
 /// [`super::list`] with the hub cache passed in.
 pub(super) fn list_in(places: &[PathBuf], cache: Option<&Path>) -> Vec<ModelEntry> {
     let mut found: Vec<(PathBuf, &str)> = Vec::new();
     for place in places {
-        let origin = if place.components().any(|c| c.as_os_str() == ".demo") {
-            "demo"
-        } else {
-            "folder"
-        };
+        let origin = if place.components().any(|c| c.as_os_str() == ".demo") { "demo" } else { "folder" };
         if is_model(place) {
             found.push((place.clone(), origin));
             continue;
@@ -67,29 +60,16 @@ pub(super) fn list_in(places: &[PathBuf], cache: Option<&Path>) -> Vec<ModelEntr
         let Ok(entries) = std::fs::read_dir(place) else {
             continue;
         };
-        let mut inside: Vec<PathBuf> = entries
-            .flatten()
-            .take(20 * MAX_LISTED)
-            .map(|e| e.path())
-            .filter(|p| is_model(p))
-            .collect();
+        let mut inside: Vec<PathBuf> =
+            entries.flatten().take(20 * MAX_LISTED).map(|e| e.path()).filter(|p| is_model(p)).collect();
         inside.sort();
         found.extend(inside.into_iter().map(|p| (p, origin)));
     }
-    found.extend(
-        cache
-            .map(hub::repos)
-            .unwrap_or_default()
-            .into_iter()
-            .map(|p| (p, "hub cache")),
-    );
+    found.extend(cache.map(hub::repos).unwrap_or_default().into_iter().map(|p| (p, "hub cache")));
     let mut seen = HashSet::new();
     found.retain(|(path, _)| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
     found.truncate(MAX_LISTED);
-    found
-        .into_iter()
-        .map(|(path, origin)| entry(path, origin))
-        .collect()
+    found.into_iter().map(|(path, origin)| entry(path, origin)).collect()
 }
 
 /// Whether `dir` looks like a model folder: worth an entry, if only to say what is wrong with it.
@@ -98,10 +78,7 @@ fn is_model(dir: &Path) -> bool {
         return false;
     }
     let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
-    (has("config.json")
-        || has(super::index::SINGLE)
-        || has(super::index::INDEX)
-        || hub::repo_id(dir).is_some())
+    (has("config.json") || has(super::index::SINGLE) || has(super::index::INDEX) || hub::repo_id(dir).is_some())
         && !has("adapter_config.json")
 }
 
@@ -114,26 +91,19 @@ fn entry(path: PathBuf, origin: &str) -> ModelEntry {
             params: c.params(),
             bytes: c.total_bytes(),
             n_blocks: c.blocks.len(),
-            problem: c
-                .not_here
-                .then(|| "only headers are here: can be planned, not trained".into()),
+            problem: c.not_here.then(|| "only headers are here: can be planned, not trained".into()),
             name: c.name,
             path,
             origin,
         },
         Err(e) => {
-            let inner = hub::repo_id(&path)
-                .and_then(|_| hub::snapshot(&path, None).ok())
-                .map(|s| s.dir);
+            let inner = hub::repo_id(&path).and_then(|_| hub::snapshot(&path, None).ok()).map(|s| s.dir);
             let dir = inner.as_deref().unwrap_or(&path);
             let config: Option<Value> = read_json(&dir.join("config.json")).ok();
             let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
             ModelEntry {
                 name: hub_name.unwrap_or_else(|| clean(&file_name)),
-                family: config
-                    .as_ref()
-                    .and_then(families::model_type)
-                    .unwrap_or_else(|| "–".into()),
+                family: config.as_ref().and_then(families::model_type).unwrap_or_else(|| "–".into()),
                 params: 0,
                 bytes: weight_bytes(dir),
                 n_blocks: 0,
@@ -150,14 +120,9 @@ fn weight_bytes(dir: &Path) -> Bytes {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Bytes::ZERO;
     };
-    let paths = entries
-        .flatten()
-        .map(|e| e.path())
-        .filter(|p| p.extension().is_some_and(|x| x == "safetensors"));
+    let paths = entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|x| x == "safetensors"));
     let files: HashSet<PathBuf> = paths.filter_map(|p| p.canonicalize().ok()).collect();
-    let lengths = files
-        .iter()
-        .filter_map(|p| Some(std::fs::metadata(p).ok()?.len()));
+    let lengths = files.iter().filter_map(|p| Some(std::fs::metadata(p).ok()?.len()));
     Bytes(lengths.fold(0, u64::saturating_add))
 }
 

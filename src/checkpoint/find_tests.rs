@@ -26,12 +26,7 @@ fn a_model_is_found_by_folder_and_by_id() {
     }
     let file = folder.join("model.safetensors");
     assert!(find(file.to_str().unwrap()).unwrap_err().contains("is a file"));
-    assert!(
-        resolve_in("own/er-1", None)
-            .unwrap_err()
-            .to_string()
-            .contains("no hub cache")
-    );
+    assert!(resolve_in("own/er-1", None).unwrap_err().to_string().contains("no hub cache"));
 }
 
 #[test]
@@ -41,26 +36,16 @@ fn the_list_shows_good_and_broken_models_and_nothing_twice() {
     Model::tiny().write(&place.join("good"));
     Model::family("qwen3").shards(2).write(&place.join("short"));
     std::fs::remove_file(place.join("short/model-00001-of-00002.safetensors")).unwrap();
-    Model::tiny()
-        .set("model_type", "gemma3")
-        .write(&place.join("other"));
+    Model::tiny().set("model_type", "gemma3").write(&place.join("other"));
     Model::tiny().write_headers(&place.join("plan"));
     std::fs::create_dir_all(place.join("empty")).unwrap();
     std::fs::create_dir_all(place.join("adapter")).unwrap();
     put(&place.join("adapter/adapter_config.json"), "{}");
     Model::tiny().write(&d.path().join(".demo/demo-model"));
     Model::tiny().write_hub(&cache, "own/er", "abc");
-    let places: [PathBuf; 4] = [
-        place.clone(),
-        place.join("good"),
-        d.path().join(".demo"),
-        d.path().join("not/there"),
-    ];
+    let places: [PathBuf; 4] = [place.clone(), place.join("good"), d.path().join(".demo"), d.path().join("not/there")];
     let all = list_in(&places, Some(&cache));
-    let seen: Vec<_> = all
-        .iter()
-        .map(|m| (m.name.as_str(), m.origin.as_str(), m.family.as_str()))
-        .collect();
+    let seen: Vec<_> = all.iter().map(|m| (m.name.as_str(), m.origin.as_str(), m.family.as_str())).collect();
     assert_eq!(
         seen,
         [
@@ -73,25 +58,10 @@ fn the_list_shows_good_and_broken_models_and_nothing_twice() {
         ]
     );
     let good = &all[0];
-    assert_eq!(
-        (good.params, good.bytes.0, good.n_blocks, &good.problem),
-        (181_824, 363_648, 4, &None)
-    );
-    assert!(
-        all[1]
-            .problem
-            .as_ref()
-            .unwrap()
-            .contains("'gemma3' is not supported")
-    );
+    assert_eq!((good.params, good.bytes.0, good.n_blocks, &good.problem), (181_824, 363_648, 4, &None));
+    assert!(all[1].problem.as_ref().unwrap().contains("'gemma3' is not supported"));
     assert!(all[2].problem.as_ref().unwrap().contains("headers"));
-    assert!(
-        all[3]
-            .problem
-            .as_ref()
-            .unwrap()
-            .contains("incomplete copy or download?")
-    );
+    assert!(all[3].problem.as_ref().unwrap().contains("incomplete copy or download?"));
     assert!(all[3].bytes.0 > 100_000, "what is there is counted");
     assert_eq!(all[5].problem, None);
     for m in &all {

@@ -71,25 +71,14 @@ pub fn read(path: &Path) -> Result<ReadHeader> {
     let (mut file, meta) = open_regular(path)?;
     let len = meta.len();
     let mut head = Vec::new();
-    file.by_ref()
-        .take(HEAD)
-        .read_to_end(&mut head)
-        .map_err(|e| Error::io("read", path, e))?;
+    file.by_ref().take(HEAD).read_to_end(&mut head).map_err(|e| Error::io("read", path, e))?;
     let header_len = header_length(path, &head, len)?;
-    file.seek(SeekFrom::Start(8))
-        .map_err(|e| Error::io("read", path, e))?;
+    file.seek(SeekFrom::Start(8)).map_err(|e| Error::io("read", path, e))?;
     let mut json = Vec::new();
-    file.take(header_len)
-        .read_to_end(&mut json)
-        .map_err(|e| Error::io("read", path, e))?;
+    file.take(header_len).read_to_end(&mut json).map_err(|e| Error::io("read", path, e))?;
     let header = parse(path, &json, len)?;
     let mtime_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-    Ok(ReadHeader {
-        header,
-        json,
-        file_len: len,
-        mtime_ns,
-    })
+    Ok(ReadHeader { header, json, file_len: len, mtime_ns })
 }
 
 /// Parses the header's JSON for a file of `file_len` bytes.
@@ -116,13 +105,7 @@ pub fn read_header_only(path: &Path) -> Result<ReadHeader> {
     }
     let json = super::files::read_small(path, MAX_HEADER + HEAD)?;
     let stored: Stored = serde_json::from_slice(&json).map_err(|e| malformed(path, &e))?;
-    let data = stored
-        .header
-        .tensors
-        .iter()
-        .map(|(_, t)| t.data_offsets.1)
-        .max()
-        .unwrap_or(0);
+    let data = stored.header.tensors.iter().map(|(_, t)| t.data_offsets.1).max().unwrap_or(0);
     // The stored text may be laid out in another way than the original header, so its length follows from the size.
     let header_len = stored.size.checked_sub(8).and_then(|n| n.checked_sub(data));
     if stored.size > MAX_FILE || !header_len.is_some_and(|n| (2..=MAX_HEADER).contains(&n)) {
@@ -133,37 +116,23 @@ pub fn read_header_only(path: &Path) -> Result<ReadHeader> {
         )));
     }
     let header = check(path, stored.header, stored.size, stored.size - data)?;
-    Ok(ReadHeader {
-        header,
-        json,
-        file_len: stored.size,
-        mtime_ns: 0,
-    })
+    Ok(ReadHeader { header, json, file_len: stored.size, mtime_ns: 0 })
 }
 
 fn malformed(path: &Path, e: &serde_json::Error) -> Error {
-    Error::checkpoint(format!(
-        "the header of {} is not valid: {}",
-        shown(path),
-        clean(&e.to_string())
-    ))
-    .next("fetch the file again")
+    Error::checkpoint(format!("the header of {} is not valid: {}", shown(path), clean(&e.to_string())))
+        .next("fetch the file again")
 }
 
 fn check(path: &Path, raw: RawHeader, file_len: u64, data_start: u64) -> Result<Header> {
     let file = shown(path);
     let fail = |what: String| Error::checkpoint(format!("{file}: {what}"));
     if file_len > MAX_FILE {
-        return Err(fail(format!(
-            "{} is longer than any weights file this program believes",
-            Bytes(file_len)
-        )));
+        return Err(fail(format!("{} is longer than any weights file this program believes", Bytes(file_len))));
     }
-    let data_len = file_len.checked_sub(data_start).ok_or_else(|| {
-        fail(format!(
-            "the header ends at byte {data_start} of a file of {file_len} bytes"
-        ))
-    })?;
+    let data_len = file_len
+        .checked_sub(data_start)
+        .ok_or_else(|| fail(format!("the header ends at byte {data_start} of a file of {file_len} bytes")))?;
     let mut tensors = Vec::with_capacity(raw.tensors.len());
     for (name, t) in raw.tensors {
         tensors.push(check_tensor(name, t).map_err(fail)?);
@@ -174,11 +143,7 @@ fn check(path: &Path, raw: RawHeader, file_len: u64, data_start: u64) -> Result<
         let e = fail(what);
         if next.is_empty() { e } else { e.next(next) }
     })?;
-    Ok(Header {
-        tensors,
-        metadata: raw.metadata,
-        data_start,
-    })
+    Ok(Header { tensors, metadata: raw.metadata, data_start })
 }
 
 /// One tensor by itself: its shape, type and range agree.
@@ -192,25 +157,13 @@ fn check_tensor(name: String, t: RawTensor) -> Result<HeaderTensor, String> {
     if t.shape.len() > MAX_RANK {
         return Err(format!("tensor '{shown_name}' has {} dimensions", t.shape.len()));
     }
-    let too_big = || {
-        format!(
-            "tensor '{shown_name}' has shape {:?}, whose size passes 64 bits",
-            t.shape
-        )
-    };
-    let elements = t
-        .shape
-        .iter()
-        .try_fold(1u64, |n, &d| n.checked_mul(d))
-        .ok_or_else(too_big)?;
+    let too_big = || format!("tensor '{shown_name}' has shape {:?}, whose size passes 64 bits", t.shape);
+    let elements = t.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).ok_or_else(too_big)?;
     let (dtype, bits) = dtype(&t.dtype);
     match bits {
         // An unknown type has at least one bit an element, which keeps element counts honest.
         None if elements > bytes.saturating_mul(8) => {
-            return Err(format!(
-                "tensor '{shown_name}' of shape {:?} can't lie in {range}",
-                t.shape
-            ));
+            return Err(format!("tensor '{shown_name}' of shape {:?} can't lie in {range}", t.shape));
         }
         None => {}
         Some(bits) => {
@@ -225,19 +178,12 @@ fn check_tensor(name: String, t: RawTensor) -> Result<HeaderTensor, String> {
             }
         }
     }
-    Ok(HeaderTensor {
-        name,
-        dtype,
-        shape: t.shape,
-        begin,
-        end,
-    })
+    Ok(HeaderTensor { name, dtype, shape: t.shape, begin, end })
 }
 
 /// The type of a header name and its bits per element, `None` where the name is unknown.
 fn dtype(name: &str) -> (Dtype, Option<u32>) {
-    let deserializer: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
-        name.into_deserializer();
+    let deserializer: serde::de::value::StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
     let Ok(known) = safetensors::Dtype::deserialize(deserializer) else {
         return (Dtype::Other(clean(name), 0), None);
     };
@@ -262,30 +208,19 @@ fn refuse_duplicates(tensors: &[HeaderTensor]) -> Result<(), String> {
 }
 
 /// All tensors together cover the data exactly once. `tensors` are sorted by range.
-fn check_ranges(
-    tensors: &[HeaderTensor],
-    data_len: u64,
-    file_len: u64,
-) -> Result<(), (String, &'static str)> {
+fn check_ranges(tensors: &[HeaderTensor], data_len: u64, file_len: u64) -> Result<(), (String, &'static str)> {
     let mut last: Option<&HeaderTensor> = None;
     for t in tensors {
         let at = last.map_or(0, |l| l.end);
         let here = format!("'{}' [{}, {}]", clean(&t.name), t.begin, t.end);
-        let before = last.map_or("the start of the data".into(), |l| {
-            format!("'{}' [{}, {}]", clean(&l.name), l.begin, l.end)
-        });
+        let before =
+            last.map_or("the start of the data".into(), |l| format!("'{}' [{}, {}]", clean(&l.name), l.begin, l.end));
         if t.begin < at {
             let both = format!("bytes [{}, {}] belong to both", t.begin, at.min(t.end));
             return Err((format!("tensors {before} and {here} overlap: {both}"), ""));
         }
         if t.begin > at {
-            return Err((
-                format!(
-                    "bytes [{at}, {}] between {before} and {here} belong to no tensor",
-                    t.begin
-                ),
-                "",
-            ));
+            return Err((format!("bytes [{at}, {}] between {before} and {here} belong to no tensor", t.begin), ""));
         }
         last = Some(t);
     }
@@ -299,9 +234,7 @@ fn check_ranges(
         return Err((what, "fetch the file again"));
     }
     if end < data_len {
-        let after = last.map_or("the header".into(), |l| {
-            format!("'{}' [{}, {}]", clean(&l.name), l.begin, l.end)
-        });
+        let after = last.map_or("the header".into(), |l| format!("'{}' [{}, {}]", clean(&l.name), l.begin, l.end));
         let what = format!(
             "{} trailing bytes [{end}, {data_len}] after {after}: {file_len} bytes found, {} expected",
             data_len - end,
@@ -348,10 +281,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                         tensors.push((key, tensor));
                     }
                 }
-                Ok(RawHeader {
-                    metadata: metadata.unwrap_or_default(),
-                    tensors,
-                })
+                Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })
             }
         }
         deserializer.deserialize_map(Entries)

@@ -8,20 +8,11 @@ use std::path::Path;
 fn parse_file(bytes: &[u8]) -> Result<Header> {
     let path = Path::new("x.safetensors");
     let n = header_length(path, &bytes[..bytes.len().min(1024)], bytes.len() as u64)?;
-    parse(
-        path,
-        &bytes[8..8 + usize::try_from(n).unwrap()],
-        bytes.len() as u64,
-    )
+    parse(path, &bytes[8..8 + usize::try_from(n).unwrap()], bytes.len() as u64)
 }
 
 fn file_with(json: &str, data: usize) -> Vec<u8> {
-    [
-        &(json.len() as u64).to_le_bytes(),
-        json.as_bytes(),
-        &vec![0; data],
-    ]
-    .concat()
+    [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &vec![0; data]].concat()
 }
 
 #[track_caller]
@@ -38,21 +29,10 @@ fn a_good_header_is_read_in_offset_order() {
     let h = parse_file(&file_with(json, 12)).unwrap();
     assert_eq!(h.data_start, 8 + json.len() as u64);
     assert_eq!(h.metadata["format"], "pt");
-    assert_eq!(
-        (h.tensors[0].name.as_str(), &h.tensors[0].dtype, h.tensors[0].end),
-        ("a", &Dtype::F64, 8)
-    );
-    assert_eq!(
-        (h.tensors[1].name.as_str(), &h.tensors[1].dtype),
-        ("b", &Dtype::BF16)
-    );
+    assert_eq!((h.tensors[0].name.as_str(), &h.tensors[0].dtype, h.tensors[0].end), ("a", &Dtype::F64, 8));
+    assert_eq!((h.tensors[1].name.as_str(), &h.tensors[1].dtype), ("b", &Dtype::BF16));
     assert!(parse_file(&file_with("{}", 0)).unwrap().tensors.is_empty());
-    assert!(
-        parse_file(&file_with(r#"{"__metadata__":null}"#, 0))
-            .unwrap()
-            .metadata
-            .is_empty()
-    );
+    assert!(parse_file(&file_with(r#"{"__metadata__":null}"#, 0)).unwrap().metadata.is_empty());
 }
 
 #[test]
@@ -76,36 +56,16 @@ fn sub_byte_types_count_in_bits_and_unknown_types_are_kept() {
 fn duplicate_names_are_refused() {
     let t = r#"{"dtype":"F32","shape":[0],"data_offsets":[0,0]}"#;
     refused(&format!(r#"{{"a":{t},"a":{t}}}"#), 0, &["'a' twice"]);
-    refused(
-        r#"{"__metadata__":{},"__metadata__":{}}"#,
-        0,
-        &["__metadata__", "twice"],
-    );
-    refused(
-        r#"{"a":{"dtype":"F32","shape":[0],"shape":[1],"data_offsets":[0,0]}}"#,
-        0,
-        &["'a'", "duplicate field"],
-    );
+    refused(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, &["__metadata__", "twice"]);
+    refused(r#"{"a":{"dtype":"F32","shape":[0],"shape":[1],"data_offsets":[0,0]}}"#, 0, &["'a'", "duplicate field"]);
 }
 
 #[test]
 fn malformed_entries_are_named() {
     refused(r#"{"a":7}"#, 0, &["'a'", "line 1"]);
-    refused(
-        r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#,
-        4,
-        &["'a'", "-1"],
-    );
-    refused(
-        r#"{"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}}"#,
-        4,
-        &["'a'"],
-    );
-    refused(
-        r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}}"#,
-        4,
-        &["'a'"],
-    );
+    refused(r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, 4, &["'a'", "-1"]);
+    refused(r#"{"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}}"#, 4, &["'a'"]);
+    refused(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}}"#, 4, &["'a'"]);
     refused(r#"{"__metadata__":{"n":1}}"#, 0, &["__metadata__"]);
     refused("[]       ", 0, &["does not begin with '{'"]);
     refused(r#"{"a\u001b[2J":7}"#, 0, &["a\\u{1b}[2J"]);
@@ -117,8 +77,7 @@ fn malformed_entries_are_named() {
 fn a_range_inside_another_tensor_is_an_overlap_even_when_empty() {
     let json = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}}"#;
     refused(json, 8, &["'a' [0, 8]", "'b' [4, 4]", "overlap"]);
-    let json =
-        r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[18446744073709551611,18446744073709551615]}}"#;
+    let json = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[18446744073709551611,18446744073709551615]}}"#;
     refused(json, 4, &["18446744073709551611", "no tensor"]);
 }
 
@@ -126,8 +85,7 @@ fn some_tensors() -> impl Strategy<Value = Vec<Tensor>> {
     let dtype = prop::sample::select(vec!["BF16", "F32", "F8_E4M3", "I64"]);
     let tensor = (dtype, prop::collection::vec(0u64..5, 0..4));
     prop::collection::vec(tensor, 0..6).prop_map(|all| {
-        let named =
-            |(i, (dtype, shape)): (usize, (&str, Vec<u64>))| Tensor::new(format!("t{i}"), dtype, &shape);
+        let named = |(i, (dtype, shape)): (usize, (&str, Vec<u64>))| Tensor::new(format!("t{i}"), dtype, &shape);
         all.into_iter().enumerate().map(named).collect()
     })
 }

@@ -50,11 +50,7 @@ pub fn cache_dir_from(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf>
 pub fn is_id(text: &str) -> bool {
     let word = |w: &str| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-        !w.is_empty()
-            && !w.starts_with(['.', '-'])
-            && w.len() <= 96
-            && w.bytes().all(plain)
-            && !w.contains("--")
+        !w.is_empty() && !w.starts_with(['.', '-']) && w.len() <= 96 && w.bytes().all(plain) && !w.contains("--")
     };
     match text.split_once('/') {
         Some((owner, name)) => word(owner) && word(name),
@@ -71,11 +67,7 @@ pub fn repo_folder(id: &str) -> String {
 /// The hub id of a `models--owner--name` folder; `None` for any other name.
 #[must_use]
 pub fn repo_id(dir: &Path) -> Option<String> {
-    let id = dir
-        .file_name()?
-        .to_str()?
-        .strip_prefix("models--")?
-        .replacen("--", "/", 1);
+    let id = dir.file_name()?.to_str()?.strip_prefix("models--")?.replacen("--", "/", 1);
     is_id(&id).then_some(id)
 }
 
@@ -83,9 +75,7 @@ pub fn repo_id(dir: &Path) -> Option<String> {
 #[must_use]
 pub fn snapshot_of(dir: &Path) -> Option<Snapshot> {
     let dir = dir.canonicalize().ok()?;
-    let snapshots = dir
-        .parent()
-        .filter(|p| p.file_name().is_some_and(|n| n == "snapshots"))?;
+    let snapshots = dir.parent().filter(|p| p.file_name().is_some_and(|n| n == "snapshots"))?;
     let id = repo_id(snapshots.parent()?)?;
     let revision = clean(dir.file_name()?.to_str()?);
     Some(Snapshot { dir, id, revision })
@@ -97,8 +87,7 @@ pub fn snapshot_of(dir: &Path) -> Option<Snapshot> {
 /// # Errors
 /// Not a repository folder, no such reference, or its snapshot isn't there.
 pub fn snapshot(repo: &Path, reference: Option<&str>) -> Result<Snapshot> {
-    let id = repo_id(repo)
-        .ok_or_else(|| Error::checkpoint(format!("{} is not a hub cache folder", shown(repo))))?;
+    let id = repo_id(repo).ok_or_else(|| Error::checkpoint(format!("{} is not a hub cache folder", shown(repo))))?;
     let name = reference.unwrap_or("main");
     let fetch = "download the model again";
     if !plain(name) {
@@ -130,18 +119,10 @@ pub fn snapshot(repo: &Path, reference: Option<&str>) -> Result<Snapshot> {
     };
     let dir = repo.join("snapshots").join(&revision);
     if !dir.is_dir() {
-        let what = format!(
-            "{} names revision {}, whose snapshot is missing",
-            shown(&at),
-            clean(&revision)
-        );
+        let what = format!("{} names revision {}, whose snapshot is missing", shown(&at), clean(&revision));
         return Err(Error::checkpoint(what).next(fetch));
     }
-    Ok(Snapshot {
-        dir,
-        id,
-        revision: clean(&revision),
-    })
+    Ok(Snapshot { dir, id, revision: clean(&revision) })
 }
 
 /// Repository folders of models in the cache, sorted.
@@ -150,11 +131,7 @@ pub fn repos(cache: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(cache) else {
         return Vec::new();
     };
-    let mut repos: Vec<PathBuf> = entries
-        .flatten()
-        .map(|e| e.path())
-        .filter(|p| repo_id(p).is_some())
-        .collect();
+    let mut repos: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| repo_id(p).is_some()).collect();
     repos.sort();
     repos
 }
@@ -171,9 +148,7 @@ fn snapshots(repo: &Path) -> Vec<String> {
 
 /// A revision that can't leave its folder: `main`, a commit, `refs/pr/1`.
 fn plain(name: &str) -> bool {
-    let word = |w: &str| {
-        !w.is_empty() && !w.starts_with('.') && w.bytes().all(|b| b.is_ascii_graphic() && b != b'\\')
-    };
+    let word = |w: &str| !w.is_empty() && !w.starts_with('.') && w.bytes().all(|b| b.is_ascii_graphic() && b != b'\\');
     name.len() <= 200 && name.split('/').all(word)
 }
 
@@ -194,20 +169,11 @@ mod tests {
             ("XDG_CACHE_HOME", "/d"),
             ("HOME", "/h"),
         ];
-        let want = [
-            "/a",
-            "/b",
-            "/h/c/hub",
-            "/d/huggingface/hub",
-            "/h/.cache/huggingface/hub",
-        ];
+        let want = ["/a", "/b", "/h/c/hub", "/d/huggingface/hub", "/h/.cache/huggingface/hub"];
         for (i, want) in want.into_iter().enumerate() {
             assert_eq!(cache(&all[i..]), Some(PathBuf::from(want)));
         }
-        assert_eq!(
-            cache(&[("HF_HOME", ""), ("HOME", "/h")]),
-            Some("/h/.cache/huggingface/hub".into())
-        );
+        assert_eq!(cache(&[("HF_HOME", ""), ("HOME", "/h")]), Some("/h/.cache/huggingface/hub".into()));
         assert_eq!(cache(&[]), None);
     }
 

@@ -65,10 +65,7 @@ pub fn weights(dir: &Path) -> Result<WeightSet> {
             return Err(no_weights(dir, &present));
         };
         set.files.extend(source(dir, only));
-        set.notes.push(format!(
-            "weights taken from '{}', the only safetensors file",
-            clean(only)
-        ));
+        set.notes.push(format!("weights taken from '{}', the only safetensors file", clean(only)));
         only.clone()
     };
     note_ignored(&mut set, &present, |n| n == name, "not part of the model");
@@ -91,9 +88,7 @@ pub fn rebuild(dir: &Path) -> Result<PathBuf> {
         for t in header::read(&dir.join(name))?.header.tensors {
             total += t.end - t.begin;
             if let Some(other) = map.insert(t.name.clone(), name.clone()) {
-                return Err(
-                    twice(&t.name, &other, name).next("move the file that isn't part of the model away")
-                );
+                return Err(twice(&t.name, &other, name).next("move the file that isn't part of the model away"));
             }
         }
     }
@@ -102,22 +97,14 @@ pub fn rebuild(dir: &Path) -> Result<PathBuf> {
         let old = dir.join(format!("{INDEX}.old"));
         std::fs::rename(&path, &old).map_err(|e| Error::io("rename", &path, e))?;
     }
-    let text = format!(
-        "{:#}\n",
-        json!({ "metadata": { "total_size": total }, "weight_map": map })
-    );
+    let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": map }));
     super::write::atomic(&path, text.as_bytes())?;
     Ok(path)
 }
 
 /// The error for a tensor that two files hold.
 pub(super) fn twice(tensor: &str, a: &str, b: &str) -> Error {
-    Error::checkpoint(format!(
-        "tensor '{}' is in both '{}' and '{}'",
-        clean(tensor),
-        clean(a),
-        clean(b)
-    ))
+    Error::checkpoint(format!("tensor '{}' is in both '{}' and '{}'", clean(tensor), clean(a), clean(b)))
 }
 
 fn by_index(dir: &Path) -> Result<WeightSet> {
@@ -132,28 +119,14 @@ fn by_index(dir: &Path) -> Result<WeightSet> {
         check_name(name, &path)?;
     }
     if names.len() > MAX_SHARDS {
-        return Err(Error::checkpoint(format!(
-            "{} names {} files",
-            shown(&path),
-            names.len()
-        )));
+        return Err(Error::checkpoint(format!("{} names {} files", shown(&path), names.len())));
     }
     let mut seen = HashSet::new();
-    if let Some((tensor, _)) = index
-        .weight_map
-        .iter()
-        .find(|(tensor, _)| !seen.insert(tensor.as_str()))
-    {
-        return Err(Error::checkpoint(format!(
-            "{} names tensor '{}' twice",
-            shown(&path),
-            clean(tensor)
-        )));
+    if let Some((tensor, _)) = index.weight_map.iter().find(|(tensor, _)| !seen.insert(tensor.as_str())) {
+        return Err(Error::checkpoint(format!("{} names tensor '{}' twice", shown(&path), clean(tensor))));
     }
-    let mut set = WeightSet {
-        claimed_total: index.metadata.and_then(|m| m.get("total_size").cloned()),
-        ..WeightSet::default()
-    };
+    let mut set =
+        WeightSet { claimed_total: index.metadata.and_then(|m| m.get("total_size").cloned()), ..WeightSet::default() };
     let mut absent = Vec::new();
     for &name in &names {
         match source(dir, name) {
@@ -165,17 +138,8 @@ fn by_index(dir: &Path) -> Result<WeightSet> {
         return Err(absent_files(dir, &index.weight_map, &absent, &names));
     }
     let number: BTreeMap<&str, usize> = names.iter().enumerate().map(|(i, &n)| (n, i)).collect();
-    set.expected = index
-        .weight_map
-        .iter()
-        .map(|(t, f)| (t.clone(), number[f.as_str()]))
-        .collect();
-    note_ignored(
-        &mut set,
-        &safetensors_in(dir),
-        |n| names.contains(n),
-        "the index does not name them",
-    );
+    set.expected = index.weight_map.iter().map(|(t, f)| (t.clone(), number[f.as_str()])).collect();
+    note_ignored(&mut set, &safetensors_in(dir), |n| names.contains(n), "the index does not name them");
     Ok(set)
 }
 
@@ -184,27 +148,17 @@ fn source(dir: &Path, name: &str) -> Option<Source> {
     let path = dir.join(name);
     // A dangling link counts as present: reading it says what is wrong with it.
     if path.symlink_metadata().is_ok() {
-        return Some(Source {
-            name: name.into(),
-            path,
-            header_only: None,
-        });
+        return Some(Source { name: name.into(), path, header_only: None });
     }
     let header = dir.join(format!("{name}.header.json"));
-    exists(&header).then(|| Source {
-        name: name.into(),
-        path,
-        header_only: Some(header),
-    })
+    exists(&header).then(|| Source { name: name.into(), path, header_only: Some(header) })
 }
 
 /// Refuses a shard name that isn't a plain relative path inside the folder.
 fn check_name(name: &str, index: &Path) -> Result<()> {
     let refuse = |why: &str| {
-        Err(
-            Error::checkpoint(format!("{}: {why}: '{}'", shown(index), clean(name)))
-                .next("don't use this model: its index is broken or hostile"),
-        )
+        Err(Error::checkpoint(format!("{}: {why}: '{}'", shown(index), clean(name)))
+            .next("don't use this model: its index is broken or hostile"))
     };
     if name.is_empty() || name.chars().any(char::is_control) || name.contains('\\') {
         return refuse("not a file name");
@@ -229,15 +183,9 @@ fn check_name(name: &str, index: &Path) -> Result<()> {
 
 /// The error for an index whose files are not all here.
 fn absent_files(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeSet<&str>) -> Error {
-    let lost: BTreeSet<&str> = map
-        .iter()
-        .filter(|(_, f)| absent.contains(&f.as_str()))
-        .map(|(t, _)| t.as_str())
-        .collect();
-    let others: Vec<String> = safetensors_in(dir)
-        .into_iter()
-        .filter(|n| !named.contains(n.as_str()))
-        .collect();
+    let lost: BTreeSet<&str> =
+        map.iter().filter(|(_, f)| absent.contains(&f.as_str())).map(|(t, _)| t.as_str()).collect();
+    let others: Vec<String> = safetensors_in(dir).into_iter().filter(|n| !named.contains(n.as_str())).collect();
     let held: HashSet<String> = others
         .iter()
         .filter_map(|n| header::read(&dir.join(n)).ok())
@@ -280,10 +228,7 @@ fn no_weights(dir: &Path, present: &[String]) -> Error {
     }
     let has = |end: &str| names_in(dir).iter().any(|n| n.ends_with(end));
     let (what, next) = if has(".gguf") {
-        (
-            "only a GGUF file",
-            "turn it into a model folder: blockstream-tui import FILE.gguf --to DIR",
-        )
+        ("only a GGUF file", "turn it into a model folder: blockstream-tui import FILE.gguf --to DIR")
     } else if has(".bin") || has(".pth") || has(".pt") {
         (
             "only pickled PyTorch weights",
@@ -292,10 +237,7 @@ fn no_weights(dir: &Path, present: &[String]) -> Error {
     } else if has(".incomplete") {
         ("only unfinished downloads", "download the model again")
     } else {
-        (
-            "no weights",
-            "give the folder that holds config.json and the safetensors files",
-        )
+        ("no weights", "give the folder that holds config.json and the safetensors files")
     };
     Error::checkpoint(format!("{} has no safetensors files, {what}", shown(dir))).next(next)
 }
@@ -313,10 +255,7 @@ fn names_in(dir: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Vec::new();
     };
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
-        .collect()
+    entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
 }
 
 fn note_ignored(set: &mut WeightSet, present: &[String], used: impl Fn(&str) -> bool, why: &str) {
@@ -326,8 +265,7 @@ fn note_ignored(set: &mut WeightSet, present: &[String], used: impl Fn(&str) -> 
         ignored.insert(0, "adapter_model.safetensors");
     }
     if !ignored.is_empty() {
-        set.notes
-            .push(format!("ignored {}: {why}", list(ignored.into_iter())));
+        set.notes.push(format!("ignored {}: {why}", list(ignored.into_iter())));
     }
 }
 
@@ -339,12 +277,7 @@ fn exists(path: &Path) -> bool {
 /// At most five names in quotes, then a count.
 pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.collect();
-    let mut text = names
-        .iter()
-        .take(5)
-        .map(|n| format!("'{}'", clean(n)))
-        .collect::<Vec<_>>()
-        .join(", ");
+    let mut text = names.iter().take(5).map(|n| format!("'{}'", clean(n))).collect::<Vec<_>>().join(", ");
     if names.len() > 5 {
         text += &format!(" and {} more", names.len() - 5);
     }

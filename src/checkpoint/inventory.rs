@@ -15,14 +15,8 @@ use std::collections::{BTreeMap, HashMap};
 /// Where the text stack may lie, and the head's name beside it, likeliest first.
 const PREFIXES: [(&str, &[&str]); 4] = [
     ("model.", &["lm_head.weight"]),
-    (
-        "model.language_model.",
-        &["lm_head.weight", "model.lm_head.weight"],
-    ),
-    (
-        "language_model.model.",
-        &["language_model.lm_head.weight", "lm_head.weight"],
-    ),
+    ("model.language_model.", &["lm_head.weight", "model.lm_head.weight"]),
+    ("language_model.model.", &["language_model.lm_head.weight", "lm_head.weight"]),
     ("", &["lm_head.weight"]),
 ];
 
@@ -52,21 +46,13 @@ pub struct Inventory {
 /// mixture of experts.
 pub fn assemble(tensors: &[TensorInfo], read: &Read) -> Result<Inventory> {
     let arch = &read.arch;
-    let by_name: HashMap<&str, usize> = tensors
-        .iter()
-        .enumerate()
-        .map(|(i, t)| (t.name.as_str(), i))
-        .collect();
+    let by_name: HashMap<&str, usize> = tensors.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
     let (prefix, heads) = find_prefix(tensors)?;
     let mut notes = Vec::new();
     let mut placed: Vec<BTreeMap<Role, usize>> = vec![BTreeMap::new(); arch.n_layers];
     let (mut unused, mut strays) = (Vec::new(), Vec::new());
     for (i, t) in tensors.iter().enumerate() {
-        let Some(rest) = t
-            .name
-            .strip_prefix(prefix)
-            .and_then(|n| n.strip_prefix("layers."))
-        else {
+        let Some(rest) = t.name.strip_prefix(prefix).and_then(|n| n.strip_prefix("layers.")) else {
             unused.push(i);
             continue;
         };
@@ -90,18 +76,9 @@ pub fn assemble(tensors: &[TensorInfo], read: &Read) -> Result<Inventory> {
         for (&role, &tensor) in roles {
             check(&tensors[tensor], &shape(role, arch))?;
         }
-        let listed = Role::ALL.iter().filter_map(|&role| {
-            Some(BlockTensor {
-                role,
-                tensor: *roles.get(&role)?,
-            })
-        });
+        let listed = Role::ALL.iter().filter_map(|&role| Some(BlockTensor { role, tensor: *roles.get(&role)? }));
         let bytes = roles.values().map(|&i| Bytes(tensors[i].bytes)).sum();
-        blocks.push(Block {
-            index,
-            tensors: listed.collect(),
-            bytes,
-        });
+        blocks.push(Block { index, tensors: listed.collect(), bytes });
     }
     note_biases(&mut notes, &placed[0], read);
 
@@ -116,35 +93,20 @@ pub fn assemble(tensors: &[TensorInfo], read: &Read) -> Result<Inventory> {
     let stored_head = heads.iter().copied().find(|h| by_name.contains_key(h));
     let head = match stored_head {
         Some(name) if arch.tied => {
-            notes.push(format!(
-                "the stored '{name}' is ignored: tie_word_embeddings makes the embedding the head"
-            ));
+            notes.push(format!("the stored '{name}' is ignored: tie_word_embeddings makes the embedding the head"));
             None
         }
         None if arch.tied => None,
         Some(name) => Some(find(name, &[vocab, hidden])?),
         None => {
-            let advice = "fetch the whole model; if the head is the embedding, config.json must say tie_word_embeddings: true";
+            let advice =
+                "fetch the whole model; if the head is the embedding, config.json must say tie_word_embeddings: true";
             return Err(absent(heads[0]).next(advice));
         }
     };
     unused.retain(|&i| i != embed && i != final_norm && Some(i) != head);
-    note_unused(
-        &mut notes,
-        tensors,
-        &unused,
-        stored_head.filter(|_| arch.tied),
-        read,
-    );
-    Ok(Inventory {
-        prefix: prefix.into(),
-        embed,
-        final_norm,
-        head,
-        blocks,
-        unused,
-        notes,
-    })
+    note_unused(&mut notes, tensors, &unused, stored_head.filter(|_| arch.tied), read);
+    Ok(Inventory { prefix: prefix.into(), embed, final_norm, head, blocks, unused, notes })
 }
 
 /// The shape of `role` in a block of `arch`.
@@ -180,21 +142,10 @@ fn wanted(role: Role, family: Family) -> Option<bool> {
 
 fn find_prefix(tensors: &[TensorInfo]) -> Result<(&'static str, &'static [&'static str])> {
     let is_block = |name: &str| {
-        let suffix = name
-            .strip_prefix("layers.")
-            .and_then(|r| r.split_once('.'))
-            .map(|(_, s)| s);
-        suffix.is_some_and(|s| {
-            Role::ALL
-                .iter()
-                .any(|r| s.starts_with(r.suffix().trim_end_matches(".weight")))
-        })
+        let suffix = name.strip_prefix("layers.").and_then(|r| r.split_once('.')).map(|(_, s)| s);
+        suffix.is_some_and(|s| Role::ALL.iter().any(|r| s.starts_with(r.suffix().trim_end_matches(".weight"))))
     };
-    let found = |prefix: &str| {
-        tensors
-            .iter()
-            .any(|t| t.name.strip_prefix(prefix).is_some_and(is_block))
-    };
+    let found = |prefix: &str| tensors.iter().any(|t| t.name.strip_prefix(prefix).is_some_and(is_block));
     if let Some(hit) = PREFIXES.into_iter().find(|(prefix, _)| found(prefix)) {
         return Ok(hit);
     }
@@ -210,10 +161,7 @@ fn find_prefix(tensors: &[TensorInfo]) -> Result<(&'static str, &'static [&'stat
 fn place(rest: &str, arch: &Arch) -> Option<(usize, Role)> {
     let (digits, suffix) = rest.split_once('.')?;
     // Written back and compared, so that `+1` and `01` have no place.
-    let layer: usize = digits
-        .parse()
-        .ok()
-        .filter(|n: &usize| *n < arch.n_layers && n.to_string() == digits)?;
+    let layer: usize = digits.parse().ok().filter(|n: &usize| *n < arch.n_layers && n.to_string() == digits)?;
     let role = Role::ALL.into_iter().find(|r| r.suffix() == suffix)?;
     wanted(role, arch.family).map(|_| (layer, role))
 }
@@ -235,17 +183,11 @@ fn refuse_strays(
         return Ok(());
     };
     let name = &tensors[first].name;
-    let expert = |n: &str| {
-        n.contains(".experts.") || n.contains("block_sparse_moe") || n.ends_with(".mlp.gate.weight")
-    };
+    let expert = |n: &str| n.contains(".experts.") || n.contains("block_sparse_moe") || n.ends_with(".mlp.gate.weight");
     if let Some(&i) = strays.iter().find(|&&i| expert(&tensors[i].name)) {
         return Err(experts(&format!("tensor '{}'", clean(&tensors[i].name))));
     }
-    let layer = name
-        .split("layers.")
-        .nth(1)
-        .and_then(|r| r.split('.').next())
-        .and_then(|d| d.parse::<usize>().ok());
+    let layer = name.split("layers.").nth(1).and_then(|r| r.split('.').next()).and_then(|d| d.parse::<usize>().ok());
     let family = format!("{:?}", arch.family).to_lowercase();
     let why = match layer {
         Some(n) if n >= arch.n_layers => format!("config.json has num_hidden_layers {}", arch.n_layers),
@@ -255,10 +197,8 @@ fn refuse_strays(
         1 => String::new(),
         n => format!(" (and {} more such)", n - 1),
     };
-    Err(
-        Error::checkpoint(format!("tensor '{}': {why}{more}", clean(name)))
-            .next("ignoring it would train another model: check that config.json belongs to these weights"),
-    )
+    Err(Error::checkpoint(format!("tensor '{}': {why}{more}", clean(name)))
+        .next("ignoring it would train another model: check that config.json belongs to these weights"))
 }
 
 /// The refusal for a tensor that shows its model was quantised, whatever the config says.
@@ -277,14 +217,8 @@ fn quantised(t: &TensorInfo, all: &[TensorInfo]) -> Option<Error> {
     };
     if dtype.starts_with("F8_") {
         let stem = t.name.trim_end_matches(".weight");
-        let scaled = all
-            .iter()
-            .any(|o| o.name != t.name && o.name.starts_with(stem) && o.name.contains("scale"));
-        let scale = if scaled {
-            ""
-        } else {
-            ", and no scale tensor for it is stored"
-        };
+        let scaled = all.iter().any(|o| o.name != t.name && o.name.starts_with(stem) && o.name.contains("scale"));
+        let scale = if scaled { "" } else { ", and no scale tensor for it is stored" };
         return Some(fp8(&format!("'{name}' is {dtype}{scale}")));
     }
     if ["U8", "I8", "I32", "U32"].contains(&dtype.as_str()) {
@@ -305,15 +239,11 @@ fn refuse_missing(prefix: &str, placed: &[BTreeMap<Role, usize>], arch: &Arch) -
     }
     // A bias that only later blocks have is as much a sign of a broken copy as one that only the first has.
     for (layer, roles) in placed.iter().enumerate() {
-        if let Some(role) = roles
-            .keys()
-            .find(|r| !placed[0].contains_key(r) && wanted(**r, arch.family) == Some(false))
+        if let Some(role) = roles.keys().find(|r| !placed[0].contains_key(r) && wanted(**r, arch.family) == Some(false))
         {
             let (here, there) = (role.suffix(), format!("{prefix}layers.0.{}", role.suffix()));
-            return Err(Error::checkpoint(format!(
-                "block {layer} has '{here}' but block 0 has no '{there}'"
-            ))
-            .next("fetch the whole model"));
+            return Err(Error::checkpoint(format!("block {layer} has '{here}' but block 0 has no '{there}'"))
+                .next("fetch the whole model"));
         }
     }
     if missing.is_empty() {
@@ -342,11 +272,8 @@ fn check(t: &TensorInfo, shape: &[u64]) -> Result<()> {
         .next("check that config.json (head_dim, hidden_size, heads, vocab_size) belongs to these weights"));
     }
     if !t.dtype.is_trainable() {
-        return Err(Error::checkpoint(format!(
-            "tensor '{name}' has type {}, which is not supported",
-            t.dtype.name()
-        ))
-        .next("convert the model to BF16, F16 or F32"));
+        return Err(Error::checkpoint(format!("tensor '{name}' has type {}, which is not supported", t.dtype.name()))
+            .next("convert the model to BF16, F16 or F32"));
     }
     Ok(())
 }
@@ -361,18 +288,9 @@ fn note_biases(notes: &mut Vec<String>, block: &BTreeMap<Role, usize>, read: &Re
     }
 }
 
-fn note_unused(
-    notes: &mut Vec<String>,
-    tensors: &[TensorInfo],
-    unused: &[usize],
-    head: Option<&str>,
-    read: &Read,
-) {
-    let is_tower = |name: &str| {
-        ["vision", "visual", "audio", "multi_modal", "mm_proj"]
-            .iter()
-            .any(|w| name.contains(w))
-    };
+fn note_unused(notes: &mut Vec<String>, tensors: &[TensorInfo], unused: &[usize], head: Option<&str>, read: &Read) {
+    let is_tower =
+        |name: &str| ["vision", "visual", "audio", "multi_modal", "mm_proj"].iter().any(|w| name.contains(w));
     let (tower, rest): (Vec<usize>, Vec<usize>) = unused.iter().partition(|&&i| is_tower(&tensors[i].name));
     let sum = |list: &[usize]| list.iter().map(|&i| Bytes(tensors[i].bytes)).sum::<Bytes>();
     if !tower.is_empty() {
@@ -382,14 +300,9 @@ fn note_unused(
             sum(&tower)
         ));
     } else if let Some(key) = read.tower {
-        notes.push(format!(
-            "config.json has {key} but no such tensors are here: read as a text-only model"
-        ));
+        notes.push(format!("config.json has {key} but no such tensors are here: read as a text-only model"));
     }
-    let rest: Vec<usize> = rest
-        .into_iter()
-        .filter(|&i| Some(tensors[i].name.as_str()) != head)
-        .collect();
+    let rest: Vec<usize> = rest.into_iter().filter(|&i| Some(tensors[i].name.as_str()) != head).collect();
     if !rest.is_empty() {
         let names = list(rest.iter().map(|&i| tensors[i].name.as_str()));
         notes.push(format!("unused: {names} ({})", sum(&rest)));

@@ -42,10 +42,7 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
             Some(header) => (header::read_header_only(header)?, source.path.clone()),
             None => (header::read(&source.path)?, index::resolved(&source.path)?),
         };
-        files.push(WeightFile {
-            path,
-            bytes: read.file_len,
-        });
+        files.push(WeightFile { path, bytes: read.file_len });
         headers.push(read);
     }
     let tensors = tensors(&set, &headers)?;
@@ -57,14 +54,9 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
     }
     let away = set.files.iter().filter(|s| s.header_only.is_some()).count();
     if away > 0 {
-        notes.push(format!(
-            "{away} of {} weights files are not here, only their headers: for planning",
-            files.len()
-        ));
+        notes.push(format!("{away} of {} weights files are not here, only their headers: for planning", files.len()));
     }
-    let name = snapshot
-        .as_ref()
-        .map_or_else(|| folder_name(&dir), |s| s.id.clone());
+    let name = snapshot.as_ref().map_or_else(|| folder_name(&dir), |s| s.id.clone());
     Ok(Checkpoint {
         name,
         hub_id: snapshot.as_ref().map(|s| s.id.clone()),
@@ -101,10 +93,8 @@ fn enter(dir: &Path, notes: &mut Vec<String>) -> Result<(PathBuf, Option<hub::Sn
         return Ok((snapshot.dir.clone(), Some(snapshot)));
     }
     if !is_model && dir.join("adapter_config.json").exists() {
-        return Err(
-            Error::checkpoint(format!("{} holds a PEFT adapter, not a model", shown(dir)))
-                .next("give the folder of its base model"),
-        );
+        return Err(Error::checkpoint(format!("{} holds a PEFT adapter, not a model", shown(dir)))
+            .next("give the folder of its base model"));
     }
     if !is_model {
         return Err(Error::checkpoint(format!("{} has no config.json", shown(dir)))
@@ -145,11 +135,7 @@ fn tensors(set: &WeightSet, headers: &[ReadHeader]) -> Result<Vec<TensorInfo>> {
     for (file, read) in headers.iter().enumerate() {
         for t in &read.header.tensors {
             if let Some(other) = holder.insert(&t.name, file) {
-                return Err(index::twice(
-                    &t.name,
-                    &set.files[other].name,
-                    &set.files[file].name,
-                ));
+                return Err(index::twice(&t.name, &set.files[other].name, &set.files[file].name));
             }
             tensors.push(TensorInfo {
                 name: t.name.clone(),
@@ -169,30 +155,16 @@ fn index_notes(set: &WeightSet, tensors: &[TensorInfo]) -> Vec<String> {
     let mut notes = Vec::new();
     if !set.expected.is_empty() {
         let place: HashMap<&str, usize> = tensors.iter().map(|t| (t.name.as_str(), t.file)).collect();
-        let wrong: Vec<&str> = set
-            .expected
-            .iter()
-            .filter(|(t, f)| place.get(t.as_str()) != Some(f))
-            .map(|(t, _)| t.as_str())
-            .collect();
+        let wrong: Vec<&str> =
+            set.expected.iter().filter(|(t, f)| place.get(t.as_str()) != Some(f)).map(|(t, _)| t.as_str()).collect();
         if !wrong.is_empty() {
             let (n, verb) = (wrong.len(), plural(wrong.len(), "tensor is", "tensors are"));
-            notes.push(format!(
-                "{n} {verb} not in the file the index names: {}",
-                list(wrong.into_iter())
-            ));
+            notes.push(format!("{n} {verb} not in the file the index names: {}", list(wrong.into_iter())));
         }
         let named: std::collections::HashSet<&str> = set.expected.iter().map(|(t, _)| t.as_str()).collect();
-        let extra: Vec<&str> = tensors
-            .iter()
-            .map(|t| t.name.as_str())
-            .filter(|t| !named.contains(t))
-            .collect();
+        let extra: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).filter(|t| !named.contains(t)).collect();
         if !extra.is_empty() {
-            notes.push(format!(
-                "tensors the index does not name: {}",
-                list(extra.into_iter())
-            ));
+            notes.push(format!("tensors the index does not name: {}", list(extra.into_iter())));
         }
     }
     let total: u64 = tensors.iter().map(|t| t.bytes).sum();

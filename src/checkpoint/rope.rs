@@ -19,11 +19,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 pub fn read(config: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Rope> {
     let new = object(config, "rope_parameters")?;
     let old = object(config, "rope_scaling")?;
-    let theta = theta(
-        config.get("rope_theta"),
-        new.and_then(|p| p.get("rope_theta")),
-        notes,
-    )?;
+    let theta = theta(config.get("rope_theta"), new.and_then(|p| p.get("rope_theta")), notes)?;
     if let (Some(new), Some(old)) = (new, old)
         && rule(new)? != rule(old)?
     {
@@ -34,14 +30,8 @@ pub fn read(config: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Rope
         None => RopeScaling::None,
     };
     for block in [Some(config), new].into_iter().flatten() {
-        if let Some(part) = block
-            .get("partial_rotary_factor")
-            .filter(|v| !v.is_null() && v.as_f64() != Some(1.0))
-        {
-            return Err(bad(&format!(
-                "partial_rotary_factor {} is not supported",
-                short(part)
-            )));
+        if let Some(part) = block.get("partial_rotary_factor").filter(|v| !v.is_null() && v.as_f64() != Some(1.0)) {
+            return Err(bad(&format!("partial_rotary_factor {} is not supported", short(part))));
         }
     }
     Ok(Rope { theta, scaling })
@@ -62,17 +52,12 @@ fn object<'a>(config: &'a Map<String, Value>, key: &str) -> Result<Option<&'a Ma
 fn theta(old: Option<&Value>, new: Option<&Value>, notes: &mut Vec<String>) -> Result<f64> {
     let positive = |v: &Value| match v.as_f64() {
         Some(x) if x.is_finite() && x > 0.0 => Ok(x),
-        _ => Err(bad(&format!(
-            "'rope_theta' is {}, not a positive number",
-            short(v)
-        ))),
+        _ => Err(bad(&format!("'rope_theta' is {}, not a positive number", short(v)))),
     };
     let given = |v: Option<&Value>| v.filter(|v| !v.is_null()).map(positive).transpose();
     match (given(old)?, given(new)?) {
         (Some(old), Some(new)) if old != new => {
-            notes.push(format!(
-                "rope_theta is {old} and {new} in rope_parameters: {new} is used"
-            ));
+            notes.push(format!("rope_theta is {old} and {new} in rope_parameters: {new} is used"));
             Ok(new)
         }
         (_, Some(theta)) | (Some(theta), None) => Ok(theta),
@@ -87,9 +72,7 @@ fn theta(old: Option<&Value>, new: Option<&Value>, notes: &mut Vec<String>) -> R
 fn rule(block: &Map<String, Value>) -> Result<&str> {
     match block.get("rope_type").or_else(|| block.get("type")) {
         None | Some(Value::Null) => Ok("default"),
-        Some(name) => name
-            .as_str()
-            .ok_or_else(|| bad(&format!("rope_type is {}", short(name)))),
+        Some(name) => name.as_str().ok_or_else(|| bad(&format!("rope_type is {}", short(name)))),
     }
 }
 
@@ -105,16 +88,12 @@ fn scaling(block: &Map<String, Value>) -> Result<RopeScaling> {
     };
     match rule {
         "default" => Ok(RopeScaling::None),
-        "linear" => Ok(RopeScaling::Linear {
-            factor: number("factor", 1.0)?,
-        }),
+        "linear" => Ok(RopeScaling::Linear { factor: number("factor", 1.0)? }),
         "llama3" => {
             let low = number("low_freq_factor", f64::MIN_POSITIVE)?;
             let high = number("high_freq_factor", f64::MIN_POSITIVE)?;
             if high <= low {
-                return Err(bad(&format!(
-                    "high_freq_factor {high} must be above low_freq_factor {low}"
-                )));
+                return Err(bad(&format!("high_freq_factor {high} must be above low_freq_factor {low}")));
             }
             Ok(RopeScaling::Llama3 {
                 factor: number("factor", 1.0)?,
@@ -123,7 +102,9 @@ fn scaling(block: &Map<String, Value>) -> Result<RopeScaling> {
                 original_max_position_embeddings: number("original_max_position_embeddings", 1.0)?,
             })
         }
-        _ => Err(bad(&format!("rope_type '{}' is not supported", clean(rule)))
-            .next("supported: default, linear, llama3")),
+        _ => {
+            Err(bad(&format!("rope_type '{}' is not supported", clean(rule)))
+                .next("supported: default, linear, llama3"))
+        }
     }
 }

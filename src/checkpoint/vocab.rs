@@ -11,11 +11,7 @@ use std::path::Path;
 /// Largest `tokenizer.json` that is read.
 const MAX_TOKENIZER: u64 = 512 << 20;
 /// Files of the tokenizer that may be Git-LFS pointers in a broken clone.
-const OTHERS: [&str; 3] = [
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-];
+const OTHERS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
 /// Checks the tokenizer of the model folder `dir` against an embedding of `rows` rows; returns notes.
 ///
@@ -66,20 +62,9 @@ pub fn highest_id(path: &Path) -> Result<Option<u64>> {
 }
 
 fn no_tokenizer(dir: &Path) -> String {
-    let known = [
-        "tokenizer.model",
-        "vocab.json",
-        "merges.txt",
-        "vocab.txt",
-        "tekken.json",
-        "tokenizer_config.json",
-    ];
+    let known = ["tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json", "tokenizer_config.json"];
     let found: Vec<&str> = known.into_iter().filter(|n| dir.join(n).exists()).collect();
-    let found = if found.is_empty() {
-        "no tokenizer file at all".into()
-    } else {
-        list(found.into_iter())
-    };
+    let found = if found.is_empty() { "no tokenizer file at all".into() } else { list(found.into_iter()) };
     format!("no tokenizer.json (found: {found}): planning works, training and generating need it")
 }
 
@@ -145,19 +130,14 @@ mod tests {
             highest_id(&path).map_err(|e| e.to_string())
         };
         assert_eq!(highest(Make::default().json()), Ok(Some(263)));
-        assert_eq!(
-            highest(json!({ "model": { "vocab": { "a": 0, "b": 7 } } })),
-            Ok(Some(7))
-        );
-        let unigram = json!({ "added_tokens": [], "model": { "type": "Unigram", "vocab": [["a", -1.5], ["b", -2.0]] } });
+        assert_eq!(highest(json!({ "model": { "vocab": { "a": 0, "b": 7 } } })), Ok(Some(7)));
+        let unigram =
+            json!({ "added_tokens": [], "model": { "type": "Unigram", "vocab": [["a", -1.5], ["b", -2.0]] } });
         assert_eq!(highest(unigram), Ok(Some(1)));
         assert_eq!(highest(json!({ "model": { "vocab": {} } })), Ok(None));
-        for bad in [
-            json!({}),
-            json!([]),
-            json!({ "model": { "vocab": { "a": -1 } } }),
-            json!({ "model": { "vocab": 3 } }),
-        ] {
+        for bad in
+            [json!({}), json!([]), json!({ "model": { "vocab": { "a": -1 } } }), json!({ "model": { "vocab": 3 } })]
+        {
             assert!(highest(bad.clone()).unwrap_err().contains("not valid"), "{bad}");
         }
     }

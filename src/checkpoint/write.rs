@@ -27,11 +27,7 @@ impl Declared {
     /// A tensor of `name`, `dtype` and `shape`.
     #[must_use]
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Declared {
-        Declared {
-            name: name.into(),
-            dtype,
-            shape: shape.to_vec(),
-        }
+        Declared { name: name.into(), dtype, shape: shape.to_vec() }
     }
 
     fn bytes(&self) -> Option<u64> {
@@ -67,22 +63,13 @@ impl SafetensorsFile {
         header.insert("__metadata__".into(), Value::Object(about));
         let (mut declared, mut seen, mut offset) = (Vec::new(), HashSet::new(), 0u64);
         for t in tensors {
-            let bad = |why: &str| {
-                Error::run(format!(
-                    "cannot write tensor '{}' to {}: {why}",
-                    clean(&t.name),
-                    shown(path)
-                ))
-            };
+            let bad =
+                |why: &str| Error::run(format!("cannot write tensor '{}' to {}: {why}", clean(&t.name), shown(path)));
             if t.name == "__metadata__" || !seen.insert(&t.name) {
                 return Err(bad("the name is taken"));
             }
-            let bytes = t
-                .bytes()
-                .ok_or_else(|| bad("its size is not a whole number of bytes below 2^64"))?;
-            let end = offset
-                .checked_add(bytes)
-                .ok_or_else(|| bad("the file would pass 2^64 bytes"))?;
+            let bytes = t.bytes().ok_or_else(|| bad("its size is not a whole number of bytes below 2^64"))?;
+            let end = offset.checked_add(bytes).ok_or_else(|| bad("the file would pass 2^64 bytes"))?;
             let entry = json!({ "dtype": t.dtype.name(), "shape": t.shape, "data_offsets": [offset, end] });
             header.insert(t.name.clone(), entry);
             declared.push((t.name.clone(), bytes));
@@ -93,13 +80,7 @@ impl SafetensorsFile {
         let mut out = Temp::create(path)?;
         out.write(&(text.len() as u64).to_le_bytes())?;
         out.write(&text)?;
-        let mut file = SafetensorsFile {
-            out,
-            declared,
-            at: 0,
-            filled: 0,
-            written: 8 + text.len() as u64,
-        };
+        let mut file = SafetensorsFile { out, declared, at: 0, filled: 0, written: 8 + text.len() as u64 };
         file.skip_full();
         Ok(file)
     }
@@ -110,17 +91,11 @@ impl SafetensorsFile {
     /// `name` isn't the next tensor, `bytes` isn't its length, or the disk refuses.
     pub fn tensor(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         // Empty tensors are passed over as soon as they are reached, so naming one is a no-op.
-        if bytes.is_empty()
-            && self.declared[..self.at]
-                .iter()
-                .any(|(n, len)| n == name && *len == 0)
-        {
+        if bytes.is_empty() && self.declared[..self.at].iter().any(|(n, len)| n == name && *len == 0) {
             return Ok(());
         }
         match self.declared.get(self.at) {
-            Some((next, len)) if next == name && *len == bytes.len() as u64 && self.filled == 0 => {
-                self.append(bytes)
-            }
+            Some((next, len)) if next == name && *len == bytes.len() as u64 && self.filled == 0 => self.append(bytes),
             Some((next, len)) => Err(self.misuse(&format!(
                 "'{}' with {} bytes came where '{}' with {len} bytes was due",
                 clean(name),
@@ -137,11 +112,7 @@ impl SafetensorsFile {
     /// More bytes than the tensor has left, or the disk refuses.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((name, len)) = self.declared.get(self.at) else {
-            return if bytes.is_empty() {
-                Ok(())
-            } else {
-                Err(self.misuse("every tensor is already full"))
-            };
+            return if bytes.is_empty() { Ok(()) } else { Err(self.misuse("every tensor is already full")) };
         };
         if bytes.len() as u64 > len - self.filled {
             return Err(self.misuse(&format!("'{}' takes {len} bytes and was given more", clean(name))));
@@ -166,11 +137,7 @@ impl SafetensorsFile {
     }
 
     fn skip_full(&mut self) {
-        while self
-            .declared
-            .get(self.at)
-            .is_some_and(|(_, len)| *len == self.filled)
-        {
+        while self.declared.get(self.at).is_some_and(|(_, len)| *len == self.filled) {
             self.at += 1;
             self.filled = 0;
         }
@@ -196,9 +163,7 @@ pub fn atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 /// # Errors
 /// The folder can't be opened or synced.
 pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir)
-        .and_then(|d| d.sync_all())
-        .map_err(|e| Error::io("sync", dir, e))
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
 }
 
 /// A file under a temporary name, removed when dropped uncommitted.
@@ -213,28 +178,16 @@ struct Temp {
 impl Temp {
     fn create(path: &Path) -> Result<Temp> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = path
-            .file_name()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        let unique = format!(
-            ".{name}.{}-{}.tmp",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let unique = format!(".{name}.{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let temp = path.with_file_name(unique);
         let file = File::create_new(&temp).map_err(|e| Error::io("create", &temp, e))?;
-        Ok(Temp {
-            path: path.to_path_buf(),
-            temp,
-            file: Some(BufWriter::with_capacity(1 << 20, file)),
-        })
+        Ok(Temp { path: path.to_path_buf(), temp, file: Some(BufWriter::with_capacity(1 << 20, file)) })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let file = self.file.as_mut().expect("written to only before commit");
-        file.write_all(bytes)
-            .map_err(|e| Error::io("write", &self.path, e))
+        file.write_all(bytes).map_err(|e| Error::io("write", &self.path, e))
     }
 
     fn commit(mut self) -> Result<()> {
@@ -244,11 +197,7 @@ impl Temp {
             self.file = Some(file);
             return Err(Error::io("write", &self.path, e));
         }
-        let dir = self
-            .path
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
+        let dir = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sync_dir(dir)
     }
 }
@@ -267,10 +216,8 @@ mod tests {
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {
-        let mut v: Vec<_> = std::fs::read_dir(dir)
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut v: Vec<_> =
+            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         v.sort();
         v
     }
@@ -323,10 +270,7 @@ mod tests {
     fn tensors_come_in_the_declared_order_and_size() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.safetensors");
-        let two = [
-            Declared::new("a", Dtype::F16, &[1]),
-            Declared::new("b", Dtype::F16, &[1]),
-        ];
+        let two = [Declared::new("a", Dtype::F16, &[1]), Declared::new("b", Dtype::F16, &[1])];
         let mut f = SafetensorsFile::create(&path, &two, &[]).unwrap();
         assert!(f.tensor("b", &[0; 2]).is_err());
         assert!(f.tensor("a", &[0; 3]).is_err());

@@ -254,7 +254,8 @@ pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
         let key = name.strip_prefix("--").map(|n| n.replace('-', "_"));
         match key.filter(|k| !OWN_FLAGS.contains(&k.as_str()) && load::is_key(k)) {
             Some(key) => {
-                let value = inline.or_else(|| args.next().map(|v| v.to_string_lossy().into_owned())).unwrap_or_default();
+                let value =
+                    inline.or_else(|| args.next().map(|v| v.to_string_lossy().into_owned())).unwrap_or_default();
                 out.push("--set".into());
                 out.push(format!("{key}={value}").into());
             }
@@ -276,7 +277,8 @@ mod tests {
 
     #[test]
     fn config_keys_are_flags() {
-        let got = expand(["x", "train", "--learning-rate", "1e-4", "--max-steps=3", "--config", "c"].map(OsString::from));
+        let got =
+            expand(["x", "train", "--learning-rate", "1e-4", "--max-steps=3", "--config", "c"].map(OsString::from));
         let want = ["x", "train", "--set", "learning_rate=1e-4", "--set", "max_steps=3", "--config", "c"];
         assert_eq!(got, want.map(OsString::from));
     }

@@ -3,8 +3,8 @@
 use super::args::GenerateArgs;
 use super::print;
 use crate::checkpoint::{self, adapter};
-use crate::config::{LoraSection, RunConfig};
 use crate::clock;
+use crate::config::{LoraSection, RunConfig};
 use crate::data::{Chat, Date};
 use crate::device::{self, shim};
 use crate::error::{Error, ExitCode, Result};
@@ -56,7 +56,11 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
             Device::Cuda(i) => Some(std::sync::Arc::new(device::cuda::Gpu::open(i)?)),
             _ => None,
         },
-        ..StreamSetup::cpu(plan.placement.iter().map(|p| p.tier).collect(), plan.residency, config.stream.prefetch_ahead)
+        ..StreamSetup::cpu(
+            plan.placement.iter().map(|p| p.tier).collect(),
+            plan.residency,
+            config.stream.prefetch_ahead,
+        )
     };
     let kind = compute_kind(&opened, device);
     let reader = Reader::open(&opened, Duration::ZERO)?;

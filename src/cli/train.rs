@@ -97,9 +97,7 @@ fn say_end(finished: &RunFinished, run_dir: &Path) -> ExitCode {
     };
     let (text, code) = match finished.status {
         RunStatus::Finished => return ExitCode::Ok,
-        RunStatus::Running | RunStatus::Failed => {
-            (format!("failed: {}; {resume}", reason(finished)), ExitCode::Failed)
-        }
+        RunStatus::Running | RunStatus::Failed => (format!("failed: {}; {resume}", reason(finished)), ExitCode::Failed),
         RunStatus::Stopped | RunStatus::Aborted => (format!("stopped; {resume}"), ExitCode::StoppedEarly),
         RunStatus::Interrupted => (format!("interrupted; {resume}"), ExitCode::Interrupted),
         RunStatus::Terminated => (format!("terminated; {resume}"), ExitCode::Terminated),
@@ -130,7 +128,15 @@ impl Lines {
             EventKind::Stage(s) => print::stage(s, &mut self.stage),
             EventKind::Step(s) => print::progress(&format!(
                 "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {}  disk {}  h2d {}",
-                s.step, self.total, s.loss, s.grad_norm, s.learning_rate, s.tokens, secs(s.seconds), s.disk_read, s.h2d
+                s.step,
+                self.total,
+                s.loss,
+                s.grad_norm,
+                s.learning_rate,
+                s.tokens,
+                secs(s.seconds),
+                s.disk_read,
+                s.h2d
             )),
             EventKind::Eval(e) => {
                 print::progress(&format!("held-out loss after step {}: {:.4} ({} tokens)", e.step, e.loss, e.tokens));

@@ -5,29 +5,12 @@ use crate::error::{Error, Result};
 
 /// Values a key may take.
 const CHOICES: [(&str, &[&str]); 10] = [
-    (
-        "data.format",
-        &[
-            "auto",
-            "messages",
-            "sharegpt",
-            "alpaca",
-            "prompt_completion",
-            "text",
-            "tokens",
-        ],
-    ),
-    (
-        "data.over_long",
-        &["truncate_end", "truncate_start", "drop", "error"],
-    ),
+    ("data.format", &["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"]),
+    ("data.over_long", &["truncate_end", "truncate_start", "drop", "error"]),
     ("data.train_on", &["assistant", "last_assistant", "all"]),
     ("data.system_fallback", &["stop", "fold", "drop"]),
     ("train.mode", &["lora", "full"]),
-    (
-        "train.lr_scheduler_type",
-        &["linear", "cosine", "constant", "constant_with_warmup"],
-    ),
+    ("train.lr_scheduler_type", &["linear", "cosine", "constant", "constant_with_warmup"]),
     ("train.device", &["auto", "cpu", "cuda"]),
     ("stream.tier", &["auto", "ram", "disk"]),
     ("stream.activation_offload", &["auto", "on", "off"]),
@@ -35,15 +18,7 @@ const CHOICES: [(&str, &[&str]); 10] = [
 ];
 
 /// Projections that can carry an adapter.
-pub(super) const TARGETS: [&str; 7] = [
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-];
+pub(super) const TARGETS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// Checks `config` and returns warnings; the first impossible value is an error.
 ///
@@ -87,12 +62,8 @@ fn choices(config: &mut RunConfig) -> Result<()> {
         let v = value(key);
         if !allowed.contains(&v.as_str()) {
             let nearest = keys::nearest(v, allowed.iter().copied()).unwrap_or("auto");
-            return Err(bad(
-                key,
-                format!("\"{}\"", clean(v)),
-                &format!("one of {}", allowed.join(", ")),
-            )
-            .next(format!("did you mean \"{nearest}\"?")));
+            return Err(bad(key, format!("\"{}\"", clean(v)), &format!("one of {}", allowed.join(", ")))
+                .next(format!("did you mean \"{nearest}\"?")));
         }
     }
     Ok(())
@@ -104,17 +75,11 @@ fn data(config: &RunConfig) -> Result<()> {
         return Err(bad("data.max_length", d.max_length, "at least 2 tokens"));
     }
     if d.packing {
-        return Err(
-            Error::usage("'data.packing' = true: packing is not in this version yet")
-                .next("remove it; rows of a micro-batch are padded to the longest of them"),
-        );
+        return Err(Error::usage("'data.packing' = true: packing is not in this version yet")
+            .next("remove it; rows of a micro-batch are padded to the longest of them"));
     }
     if !(d.eval_split.is_finite() && (0.0..1.0).contains(&d.eval_split)) {
-        return Err(bad(
-            "data.eval_split",
-            d.eval_split,
-            "a share of rows from 0 up to, not including, 1",
-        ));
+        return Err(bad("data.eval_split", d.eval_split, "a share of rows from 0 up to, not including, 1"));
     }
     Ok(())
 }
@@ -125,28 +90,16 @@ fn lora(config: &mut RunConfig, notes: &mut Vec<String>) -> Result<()> {
         return Err(bad("lora.r", l.r, "a rank of at least 1"));
     }
     if !l.alpha.is_finite() || l.alpha < 0.0 {
-        return Err(bad(
-            "lora.alpha",
-            l.alpha,
-            "a number ≥ 0; twice the rank is usual",
-        ));
+        return Err(bad("lora.alpha", l.alpha, "a number ≥ 0; twice the rank is usual"));
     }
     if l.alpha == 0.0 {
         notes.push("'lora.alpha' = 0 scales every adapter to nothing: the model will not change".into());
     }
     if !(0.0..1.0).contains(&l.dropout) {
-        return Err(bad(
-            "lora.dropout",
-            l.dropout,
-            "a share from 0 up to, not including, 1",
-        ));
+        return Err(bad("lora.dropout", l.dropout, "a share from 0 up to, not including, 1"));
     }
     if !(l.top_fraction > 0.0 && l.top_fraction <= 1.0) {
-        return Err(bad(
-            "lora.top_fraction",
-            l.top_fraction,
-            "a share of blocks above 0, at most 1",
-        ));
+        return Err(bad("lora.top_fraction", l.top_fraction, "a share of blocks above 0, at most 1"));
     }
     if l.targets.iter().any(|t| t == "all-linear") {
         l.targets = TARGETS.map(String::from).to_vec();
@@ -168,36 +121,20 @@ fn lora(config: &mut RunConfig, notes: &mut Vec<String>) -> Result<()> {
     }
     // Order and repeats mean nothing: one spelling keeps fingerprints and adapter files equal.
     let given = std::mem::take(&mut l.targets);
-    l.targets = TARGETS
-        .iter()
-        .filter(|t| given.iter().any(|g| g == *t))
-        .map(|t| (*t).to_string())
-        .collect();
+    l.targets = TARGETS.iter().filter(|t| given.iter().any(|g| g == *t)).map(|t| (*t).to_string()).collect();
     Ok(())
 }
 
 fn train(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
     let t = &config.train;
     let ge0 = |key: &str, x: f64| {
-        if x.is_finite() && x >= 0.0 {
-            Ok(())
-        } else {
-            Err(bad(key, x, "a number ≥ 0"))
-        }
+        if x.is_finite() && x >= 0.0 { Ok(()) } else { Err(bad(key, x, "a number ≥ 0")) }
     };
     if t.per_device_train_batch_size < 1 {
-        return Err(bad(
-            "train.per_device_train_batch_size",
-            t.per_device_train_batch_size,
-            "at least 1 row",
-        ));
+        return Err(bad("train.per_device_train_batch_size", t.per_device_train_batch_size, "at least 1 row"));
     }
     if t.gradient_accumulation_steps < 1 {
-        return Err(bad(
-            "train.gradient_accumulation_steps",
-            t.gradient_accumulation_steps,
-            "at least 1 micro-batch",
-        ));
+        return Err(bad("train.gradient_accumulation_steps", t.gradient_accumulation_steps, "at least 1 micro-batch"));
     }
     ge0("train.learning_rate", t.learning_rate)?;
     ge0("train.num_train_epochs", t.num_train_epochs)?;
@@ -205,17 +142,11 @@ fn train(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
     ge0("train.weight_decay", t.weight_decay)?;
     ge0("train.max_grad_norm", t.max_grad_norm)?;
     if t.warmup_steps >= 1.0 && t.warmup_steps.fract() != 0.0 {
-        return Err(bad(
-            "train.warmup_steps",
-            t.warmup_steps,
-            "whole steps, or a share below 1 of all steps",
-        ));
+        return Err(bad("train.warmup_steps", t.warmup_steps, "whole steps, or a share below 1 of all steps"));
     }
     if t.max_steps == 0 && t.num_train_epochs == 0.0 {
-        return Err(Error::usage(
-            "'train.max_steps' and 'train.num_train_epochs' are both 0: nothing would train",
-        )
-        .next("set one of them"));
+        return Err(Error::usage("'train.max_steps' and 'train.num_train_epochs' are both 0: nothing would train")
+            .next("set one of them"));
     }
     if t.learning_rate == 0.0 {
         notes.push("'train.learning_rate' = 0: nothing will change".into());
@@ -232,24 +163,14 @@ fn stream(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
         return Err(bad("stream.loss_chunk", s.loss_chunk, "at least 1 token"));
     }
     if s.prefetch_ahead > 64 {
-        return Err(bad(
-            "stream.prefetch_ahead",
-            s.prefetch_ahead,
-            "at most 64 blocks",
-        ));
+        return Err(bad("stream.prefetch_ahead", s.prefetch_ahead, "at most 64 blocks"));
     }
     if s.slots > 65 {
-        return Err(bad(
-            "stream.slots",
-            s.slots,
-            "at most 65 slots, 0 = prefetch_ahead + 1",
-        ));
+        return Err(bad("stream.slots", s.slots, "at most 65 slots, 0 = prefetch_ahead + 1"));
     }
     if s.activation_offload == "on" {
-        return Err(
-            Error::usage("'stream.activation_offload' = \"on\": not in this version yet")
-                .next("leave it at \"auto\"; lower data.max_length or the batch if memory is short"),
-        );
+        return Err(Error::usage("'stream.activation_offload' = \"on\": not in this version yet")
+            .next("leave it at \"auto\"; lower data.max_length or the batch if memory is short"));
     }
     if s.slots > 0 && s.slots <= s.prefetch_ahead {
         notes.push(format!(
@@ -267,8 +188,5 @@ fn stream(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
 
 /// Text from a file, fit for a terminal.
 pub(super) fn clean(text: &str) -> String {
-    text.chars()
-        .take(120)
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    text.chars().take(120).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -30,11 +30,7 @@ pub(super) struct Key {
 impl Key {
     /// `section.name`, as messages and `--set` spell it.
     pub(super) fn path(self) -> String {
-        if self.section.is_empty() {
-            self.name.to_string()
-        } else {
-            format!("{}.{}", self.section, self.name)
-        }
+        if self.section.is_empty() { self.name.to_string() } else { format!("{}.{}", self.section, self.name) }
     }
 }
 
@@ -158,14 +154,8 @@ const ALIASES: [(&str, &str); 56] = [
 
 /// Common keys of other trainers that have no counterpart, and why none is needed.
 const NOT_NEEDED: [(&str, &str); 12] = [
-    (
-        "gradient_checkpointing",
-        "every block is recomputed in backward anyway",
-    ),
-    (
-        "use_gradient_checkpointing",
-        "every block is recomputed in backward anyway",
-    ),
+    ("gradient_checkpointing", "every block is recomputed in backward anyway"),
+    ("use_gradient_checkpointing", "every block is recomputed in backward anyway"),
     ("bf16", "blocks compute in the checkpoint's own type"),
     ("fp16", "blocks compute in the checkpoint's own type"),
     ("torch_dtype", "blocks compute in the checkpoint's own type"),
@@ -196,15 +186,8 @@ pub(super) fn lookup(section: &str, name: &str) -> Found {
     if let Some(k) = KEYS.iter().find(|k| k.section == section && k.name == name) {
         return Found::Key(*k);
     }
-    let full = if section.is_empty() {
-        name.to_string()
-    } else {
-        format!("{section}.{name}")
-    };
-    let alias = ALIASES
-        .iter()
-        .find(|(a, _)| *a == full)
-        .or_else(|| ALIASES.iter().find(|(a, _)| *a == name));
+    let full = if section.is_empty() { name.to_string() } else { format!("{section}.{name}") };
+    let alias = ALIASES.iter().find(|(a, _)| *a == full).or_else(|| ALIASES.iter().find(|(a, _)| *a == name));
     if let Some(k) = alias.and_then(|(_, path)| KEYS.iter().find(|k| k.path() == *path)) {
         return Found::Alias(*k);
     }
@@ -225,42 +208,19 @@ pub(super) fn advice(section: &str, name: &str) -> String {
         return format!("remove it: {why}");
     }
     if let Some(k) = KEYS.iter().find(|k| k.name == name) {
-        return format!(
-            "'{name}' belongs in [{}]: did you mean '{}'?",
-            k.section,
-            k.path()
-        );
+        return format!("'{name}' belongs in [{}]: did you mean '{}'?", k.section, k.path());
     }
-    let own: Vec<String> = KEYS
-        .iter()
-        .filter(|k| k.section == section)
-        .map(|k| k.path())
-        .collect();
-    let full = if section.is_empty() {
-        name.to_string()
-    } else {
-        format!("{section}.{name}")
-    };
+    let own: Vec<String> = KEYS.iter().filter(|k| k.section == section).map(|k| k.path()).collect();
+    let full = if section.is_empty() { name.to_string() } else { format!("{section}.{name}") };
     // A near miss inside the same section beats an equally near one elsewhere.
     let in_section =
         nearest(&full, own.iter().map(String::as_str)).filter(|k| strsim::damerau_levenshtein(k, &full) <= 3);
     let bare = || {
-        let hit = nearest(
-            name,
-            KEYS.iter().map(|k| k.name).chain(ALIASES.iter().map(|(a, _)| *a)),
-        )?;
+        let hit = nearest(name, KEYS.iter().map(|k| k.name).chain(ALIASES.iter().map(|(a, _)| *a)))?;
         let target = KEYS.iter().find(|k| k.name == hit).map(|k| k.path());
-        target.or_else(|| {
-            ALIASES
-                .iter()
-                .find(|(a, _)| *a == hit)
-                .map(|(_, p)| (*p).to_string())
-        })
+        target.or_else(|| ALIASES.iter().find(|(a, _)| *a == hit).map(|(_, p)| (*p).to_string()))
     };
-    let hit = in_section
-        .map(str::to_string)
-        .or_else(bare)
-        .unwrap_or_else(|| "lora.r".into());
+    let hit = in_section.map(str::to_string).or_else(bare).unwrap_or_else(|| "lora.r".into());
     format!("did you mean '{hit}'?")
 }
 
@@ -271,13 +231,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     candidates
         .into_iter()
         .map(|c| (strsim::jaro_winkler(&word, &c.to_ascii_lowercase()), c))
-        .fold(None, |best: Option<(f64, &str)>, x| {
-            if best.is_some_and(|b| b.0 >= x.0) {
-                best
-            } else {
-                Some(x)
-            }
-        })
+        .fold(None, |best: Option<(f64, &str)>, x| if best.is_some_and(|b| b.0 >= x.0) { best } else { Some(x) })
         .map(|(_, c)| c)
 }
 
@@ -292,17 +246,11 @@ mod tests {
 
     #[test]
     fn the_table_names_exactly_the_keys_of_the_config() {
-        let mut full = RunConfig {
-            machine: Some("m".into()),
-            results: Some("r".into()),
-            ..RunConfig::default()
-        };
+        let mut full = RunConfig { machine: Some("m".into()), results: Some("r".into()), ..RunConfig::default() };
         full.model.name = Some("n".into());
         full.data.template = Some(PathBuf::from("t"));
         full.lora.init_from = Some(PathBuf::from("i"));
-        let toml::Value::Table(table) = toml::Value::try_from(&full).unwrap() else {
-            panic!("not a table")
-        };
+        let toml::Value::Table(table) = toml::Value::try_from(&full).unwrap() else { panic!("not a table") };
         let mut have = Vec::new();
         for (name, value) in &table {
             match value {
@@ -345,11 +293,7 @@ mod tests {
             ("stream", "prefetch", "stream.prefetch_ahead"),
             ("", "max_step", "train.max_steps"),
         ] {
-            assert!(
-                advice(section, name).contains(&format!("'{want}'")),
-                "{name}: {}",
-                advice(section, name)
-            );
+            assert!(advice(section, name).contains(&format!("'{want}'")), "{name}: {}", advice(section, name));
         }
         assert!(advice("train", "bf16").starts_with("remove it"));
     }

@@ -114,24 +114,15 @@ impl Layers {
     }
 
     fn file(&mut self, path: &Path) -> Result<()> {
-        let size = std::fs::metadata(path)
-            .map_err(|e| Error::io("read", path, e))?
-            .len();
+        let size = std::fs::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
         let name = clean(&path.display().to_string());
         if size > LARGEST_FILE {
-            return Err(Error::usage(format!(
-                "'{name}' has {size} bytes: that is no run config"
-            )));
+            return Err(Error::usage(format!("'{name}' has {size} bytes: that is no run config")));
         }
         let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
         let table: Table = toml::from_str(&text).map_err(|e| {
-            let line = e
-                .span()
-                .map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-            Error::usage(format!(
-                "{name}:{line}: {}",
-                clean(e.message().trim()).replace('\u{fffd}', " ")
-            ))
+            let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+            Error::usage(format!("{name}:{line}: {}", clean(e.message().trim()).replace('\u{fffd}', " ")))
         })?;
         let at = |e: Error| {
             let named = Error::usage(format!("{name}: {}", e.what()));
@@ -173,58 +164,37 @@ impl Layers {
     }
 
     fn resolve(&mut self, section: &str, name: &str, source: &str) -> Result<Key> {
-        let written = if section.is_empty() {
-            clean(name)
-        } else {
-            format!("{}.{}", clean(section), clean(name))
-        };
-        let from = if source.starts_with(ENV_PREFIX) {
-            format!(" (from {})", clean(source))
-        } else {
-            String::new()
-        };
+        let written = if section.is_empty() { clean(name) } else { format!("{}.{}", clean(section), clean(name)) };
+        let from = if source.starts_with(ENV_PREFIX) { format!(" (from {})", clean(source)) } else { String::new() };
         let key = match keys::lookup(section, name) {
             Found::Key(k) => k,
             Found::Alias(k) => {
                 if source != "set" || written != k.name {
-                    self.notes
-                        .push(format!("'{written}' is read as '{}'{from}", k.path()));
+                    self.notes.push(format!("'{written}' is read as '{}'{from}", k.path()));
                 }
                 k
             }
             Found::Ambiguous(of) => {
-                return Err(
-                    Error::usage(format!("'{written}'{from} could mean {}", of.join(" or ")))
-                        .next("write the section too"),
-                );
+                return Err(Error::usage(format!("'{written}'{from} could mean {}", of.join(" or ")))
+                    .next("write the section too"));
             }
             Found::Unknown => {
-                return Err(
-                    Error::usage(format!("unknown key '{written}'{from}")).next(keys::advice(section, name))
-                );
+                return Err(Error::usage(format!("unknown key '{written}'{from}")).next(keys::advice(section, name)));
             }
         };
         if let Some(before) = self.seen.insert(key.path(), written.clone()) {
-            return Err(Error::usage(format!(
-                "'{}' is given twice, as '{before}' and as '{written}'",
-                key.path()
-            ))
-            .next("keep one of them"));
+            return Err(Error::usage(format!("'{}' is given twice, as '{before}' and as '{written}'", key.path()))
+                .next("keep one of them"));
         }
         Ok(key)
     }
 
     fn put(&mut self, key: Key, written: &str, value: Value) -> Result<()> {
         if written == "warmup_ratio" && number(&value).is_some_and(|x| x >= 1.0) {
-            return Err(Error::usage(format!(
-                "'warmup_ratio' = {value}: expected a share below 1 of all steps"
-            ))
-            .next("write train.warmup_steps for a number of steps"));
+            return Err(Error::usage(format!("'warmup_ratio' = {value}: expected a share below 1 of all steps"))
+                .next("write train.warmup_steps for a number of steps"));
         }
-        let order = SECTIONS
-            .iter()
-            .position(|s| *s == key.section)
-            .map_or(0, |i| i + 1);
+        let order = SECTIONS.iter().position(|s| *s == key.section).map_or(0, |i| i + 1);
         self.values.insert((order, key.name), (key, value));
         Ok(())
     }
@@ -242,9 +212,8 @@ impl Layers {
                 section.insert(key.name.into(), value);
             }
         }
-        let mut config: RunConfig = Value::Table(table)
-            .try_into()
-            .map_err(|e: toml::de::Error| invalid(&e.message()))?;
+        let mut config: RunConfig =
+            Value::Table(table).try_into().map_err(|e: toml::de::Error| invalid(&e.message()))?;
         let mut notes = self.notes;
         notes.extend(check(&mut config)?);
         Ok(Loaded { config, notes })
@@ -272,12 +241,7 @@ fn expected(kind: Kind) -> &'static str {
 }
 
 fn wrong(key: Key, shown: &str) -> Error {
-    Error::usage(format!(
-        "'{}' = {}: expected {}",
-        key.path(),
-        clean(shown),
-        expected(key.kind)
-    ))
+    Error::usage(format!("'{}' = {}: expected {}", key.path(), clean(shown), expected(key.kind)))
 }
 
 /// Brings a value of a file to the key's kind.
@@ -287,9 +251,7 @@ fn coerce(key: Key, value: Value) -> Result<Value> {
         (Kind::Text, v @ Value::String(_)) | (Kind::Flag, v @ Value::Boolean(_)) => Some(v),
         (Kind::List, Value::String(s)) => Some(Value::Array(vec![Value::String(s)])),
         (Kind::List, Value::Array(a)) => a.iter().all(Value::is_str).then_some(Value::Array(a)),
-        (Kind::Whole | Kind::Size | Kind::Resident, Value::Integer(n)) => {
-            (n >= 0).then_some(Value::Integer(n))
-        }
+        (Kind::Whole | Kind::Size | Kind::Resident, Value::Integer(n)) => (n >= 0).then_some(Value::Integer(n)),
         (Kind::Number, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
         (Kind::Size, Value::String(s)) => return size(key, &s),
         (Kind::Resident, Value::String(s)) => Resident::parse(&s).map(|_| resident_value(&s)),
@@ -303,24 +265,12 @@ fn from_text(key: Key, text: &str) -> Result<Value> {
     let fits = match key.kind {
         Kind::Text => Some(Value::String(text.to_string())),
         Kind::List => {
-            let inner = text
-                .strip_prefix('[')
-                .and_then(|t| t.strip_suffix(']'))
-                .unwrap_or(text);
-            let items = inner
-                .split(',')
-                .map(|t| t.trim().trim_matches('"'))
-                .filter(|t| !t.is_empty());
-            Some(Value::Array(
-                items.map(|t| Value::String(t.to_string())).collect(),
-            ))
+            let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+            let items = inner.split(',').map(|t| t.trim().trim_matches('"')).filter(|t| !t.is_empty());
+            Some(Value::Array(items.map(|t| Value::String(t.to_string())).collect()))
         }
         Kind::Whole => text.parse::<i64>().ok().filter(|n| *n >= 0).map(Value::Integer),
-        Kind::Number => text
-            .parse::<f64>()
-            .ok()
-            .filter(|x| x.is_finite())
-            .map(Value::Float),
+        Kind::Number => text.parse::<f64>().ok().filter(|x| x.is_finite()).map(Value::Float),
         Kind::Flag => text.parse::<bool>().ok().map(Value::Boolean),
         Kind::Size => return size(key, text),
         Kind::Resident => Resident::parse(text).map(|_| resident_value(text)),
@@ -330,15 +280,11 @@ fn from_text(key: Key, text: &str) -> Result<Value> {
 
 fn size(key: Key, text: &str) -> Result<Value> {
     let bytes = ByteSize::parse(text).ok_or_else(|| wrong(key, text))?;
-    i64::try_from(bytes.0)
-        .map(Value::Integer)
-        .map_err(|_| wrong(key, text))
+    i64::try_from(bytes.0).map(Value::Integer).map_err(|_| wrong(key, text))
 }
 
 fn resident_value(text: &str) -> Value {
-    text.trim()
-        .parse::<i64>()
-        .map_or_else(|_| Value::String("auto".into()), Value::Integer)
+    text.trim().parse::<i64>().map_or_else(|_| Value::String("auto".into()), Value::Integer)
 }
 
 #[cfg(test)]
@@ -362,16 +308,10 @@ mod tests {
             ("BSTUI_SEED".into(), "2".into()),
             ("HOME".into(), "/nowhere".into()),
         ];
-        let sets = [
-            "train.seed=3".to_string(),
-            "stream.host_budget=64 MB".into(),
-            "lora.targets=q_proj, v_proj".into(),
-        ];
+        let sets =
+            ["train.seed=3".to_string(), "stream.host_budget=64 MB".into(), "lora.targets=q_proj, v_proj".into()];
         let c = load(Some(&path), &env, &sets).unwrap().config;
-        assert_eq!(
-            (c.train.learning_rate, c.train.seed, c.train.max_steps),
-            (2e-3, 3, 5)
-        );
+        assert_eq!((c.train.learning_rate, c.train.seed, c.train.max_steps), (2e-3, 3, 5));
         assert_eq!(c.stream.host_budget, ByteSize(64_000_000));
         assert_eq!(c.lora.targets, ["q_proj", "v_proj"]);
         assert_eq!(load(None, &[], &[]).unwrap().config.train.seed, 42);
@@ -379,26 +319,21 @@ mod tests {
 
     #[test]
     fn flat_hugging_face_names_are_taken_and_said() {
-        let l = from("learning_rate = 3e-4\nmodel_name_or_path = \"m\"\noutput_dir = \"out\"\nwarmup_ratio = 0.1\nlora_r = 4")
-            .unwrap();
+        let l = from(
+            "learning_rate = 3e-4\nmodel_name_or_path = \"m\"\noutput_dir = \"out\"\nwarmup_ratio = 0.1\nlora_r = 4",
+        )
+        .unwrap();
         assert_eq!(l.config.train.learning_rate, 3e-4);
         assert_eq!(l.config.model.path, "m");
         assert_eq!(l.config.results.as_deref(), Some(Path::new("out")));
         assert_eq!((l.config.train.warmup_steps, l.config.lora.r), (0.1, 4));
-        assert!(
-            l.notes.iter().any(|n| n == "'lora_r' is read as 'lora.r'"),
-            "{:?}",
-            l.notes
-        );
+        assert!(l.notes.iter().any(|n| n == "'lora_r' is read as 'lora.r'"), "{:?}", l.notes);
     }
 
     #[test]
     fn a_key_written_twice_under_two_names_is_refused() {
         let e = from("[lora]\nr = 8\nlora_rank = 16").unwrap_err().to_string();
-        assert!(
-            e.contains("'lora.r' is given twice") && e.contains("lora_rank"),
-            "{e}"
-        );
+        assert!(e.contains("'lora.r' is given twice") && e.contains("lora_rank"), "{e}");
     }
 
     #[test]
@@ -430,10 +365,7 @@ mod tests {
 
     #[test]
     fn the_resolved_config_reads_back_unchanged() {
-        let mut c = RunConfig {
-            results: Some("out dir".into()),
-            ..RunConfig::default()
-        };
+        let mut c = RunConfig { results: Some("out dir".into()), ..RunConfig::default() };
         c.model.path = "a \"quoted\" name".into();
         c.data.files = vec!["a.jsonl".into()];
         c.stream.resident_blocks = Resident::AtMost(2);
@@ -447,18 +379,8 @@ mod tests {
 
     #[test]
     fn all_linear_and_repeats_become_one_list() {
-        let c = from("[lora]\ntargets = [\"v_proj\", \"q_proj\", \"v_proj\"]")
-            .unwrap()
-            .config;
+        let c = from("[lora]\ntargets = [\"v_proj\", \"q_proj\", \"v_proj\"]").unwrap().config;
         assert_eq!(c.lora.targets, ["q_proj", "v_proj"]);
-        assert_eq!(
-            from("[lora]\ntargets = \"all-linear\"")
-                .unwrap()
-                .config
-                .lora
-                .targets
-                .len(),
-            7
-        );
+        assert_eq!(from("[lora]\ntargets = \"all-linear\"").unwrap().config.lora.targets.len(), 7);
     }
 }

@@ -30,13 +30,8 @@ impl ByteSize {
     #[must_use]
     pub fn parse(text: &str) -> Option<ByteSize> {
         let text = text.trim();
-        let digits = text
-            .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
-            .unwrap_or(text.len());
-        let (number, unit) = (
-            text[..digits].replace('_', ""),
-            text[digits..].trim().to_ascii_lowercase(),
-        );
+        let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
+        let (number, unit) = (text[..digits].replace('_', ""), text[digits..].trim().to_ascii_lowercase());
         let scale = UNITS.iter().find(|(u, _)| *u == unit)?.1;
         if let Ok(whole) = number.parse::<u64>() {
             return whole.checked_mul(scale).map(ByteSize);
@@ -89,9 +84,7 @@ impl<T> Visitor<'_> for NumberOrText<T> {
         Ok((self.number)(n))
     }
     fn visit_i64<E: serde::de::Error>(self, n: i64) -> Result<T, E> {
-        u64::try_from(n)
-            .map(self.number)
-            .map_err(|_| E::custom(format!("{n} is negative: expected {}", self.expected)))
+        u64::try_from(n).map(self.number).map_err(|_| E::custom(format!("{n} is negative: expected {}", self.expected)))
     }
     fn visit_str<E: serde::de::Error>(self, s: &str) -> Result<T, E> {
         (self.text)(s).ok_or_else(|| E::custom(format!("'{s}' is not {}", self.expected)))
@@ -100,23 +93,15 @@ impl<T> Visitor<'_> for NumberOrText<T> {
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(NumberOrText {
-            expected: BYTES_EXPECTED,
-            number: ByteSize,
-            text: ByteSize::parse,
-        })
+        d.deserialize_any(NumberOrText { expected: BYTES_EXPECTED, number: ByteSize, text: ByteSize::parse })
     }
 }
 
 impl<'de> Deserialize<'de> for Resident {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let number = |n: u64| Resident::AtMost(usize::try_from(n).unwrap_or(usize::MAX));
-        d.deserialize_any(NumberOrText {
-            expected: RESIDENT_EXPECTED,
-            number,
-            text: Resident::parse,
-        })
-        .map_err(D::Error::custom)
+        d.deserialize_any(NumberOrText { expected: RESIDENT_EXPECTED, number, text: Resident::parse })
+            .map_err(D::Error::custom)
     }
 }
 
@@ -133,18 +118,7 @@ mod tests {
         assert_eq!(ok("67_108_864"), Some(67_108_864));
         assert_eq!(ok(" 6 gb "), Some(6_000_000_000));
         assert_eq!(ok("0"), Some(0));
-        for bad in [
-            "",
-            "64M",
-            "-1",
-            "1e9",
-            "lots",
-            "1.2.3 GB",
-            "99999999999 TiB",
-            "GB",
-            "nan",
-            "inf GB",
-        ] {
+        for bad in ["", "64M", "-1", "1e9", "lots", "1.2.3 GB", "99999999999 TiB", "GB", "nan", "inf GB"] {
             assert_eq!(ok(bad), None, "{bad}");
         }
     }

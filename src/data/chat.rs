@@ -26,11 +26,7 @@ pub struct ModelFiles<'a> {
 
 impl<'a> From<&'a Checkpoint> for ModelFiles<'a> {
     fn from(c: &'a Checkpoint) -> Self {
-        ModelFiles {
-            dir: &c.dir,
-            vocab: c.arch.vocab,
-            special: &c.arch.special,
-        }
+        ModelFiles { dir: &c.dir, vocab: c.arch.vocab, special: &c.arch.special }
     }
 }
 
@@ -55,10 +51,9 @@ impl SystemFallback {
             "stop" => Ok(SystemFallback::Stop),
             "fold" => Ok(SystemFallback::Fold),
             "drop" => Ok(SystemFallback::Drop),
-            other => Err(Error::usage(format!(
-                "data.system_fallback '{}' isn't one of stop, fold, drop",
-                clean(other)
-            ))),
+            other => {
+                Err(Error::usage(format!("data.system_fallback '{}' isn't one of stop, fold, drop", clean(other))))
+            }
         }
     }
 }
@@ -121,14 +116,11 @@ impl Chat {
     /// Files missing or malformed; a template that can't be compiled or can't render a user and an assistant turn.
     pub fn open(model: ModelFiles<'_>, template: Option<&Path>, date: Date) -> Result<Chat> {
         let tokenizer = Tokenizer::open(model.dir, model.vocab, model.special)?;
-        let compile = |source: &str, origin: &str| {
-            ChatTemplate::compile(source, origin, tokenizer.specials().to_vec(), date)
-        };
+        let compile =
+            |source: &str, origin: &str| ChatTemplate::compile(source, origin, tokenizer.specials().to_vec(), date);
         let (default, tool_use) = match template {
             Some(path) => {
-                let name = path
-                    .file_name()
-                    .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+                let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
                 (Some(compile(&read_template(path)?, &name)?), None)
             }
             None => {
@@ -155,10 +147,8 @@ impl Chat {
         let Some(template) = &self.template else {
             return Ok(());
         };
-        let (user, assistant) = (
-            json!({"role": "user", "content": "qqq"}),
-            json!({"role": "assistant", "content": "aaa"}),
-        );
+        let (user, assistant) =
+            (json!({"role": "user", "content": "qqq"}), json!({"role": "assistant", "content": "aaa"}));
         match render(template, &[user.clone(), assistant.clone()]) {
             Err(Refusal::Failed(why)) => {
                 let what = format!(
@@ -180,10 +170,7 @@ impl Chat {
             let flat = json!({"name": "nnn", "arguments": arguments, "type": "function", "id": "call00000",
                 "function": {"name": "nnn", "arguments": arguments}});
             let call = json!({"role": "assistant", "content": "", "tool_calls": [flat]});
-            render(
-                self.tool_template.as_ref().unwrap_or(template),
-                &[user.clone(), call],
-            )
+            render(self.tool_template.as_ref().unwrap_or(template), &[user.clone(), call])
         };
         let as_json = |text: Result<String, Refusal>| text.is_ok_and(|t| t.contains("\"kkk\""));
         self.arguments_as_text = !as_json(calls(json!({"kkk": 1}))) && as_json(calls(json!("{\"kkk\": 1}")));
@@ -219,17 +206,10 @@ impl Chat {
     /// # Errors
     /// No template, or it refuses the messages.
     pub fn prompt(&self, messages: &[(&str, &str)]) -> Result<Vec<u32>> {
-        let messages: Vec<Json> = messages
-            .iter()
-            .map(|(role, content)| json!({"role": role, "content": content}))
-            .collect();
+        let messages: Vec<Json> =
+            messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
         let template = self.template.as_ref().ok_or_else(no_template)?;
-        let context = Context {
-            messages: &messages,
-            tools: None,
-            add_generation_prompt: true,
-            kwargs: None,
-        };
+        let context = Context { messages: &messages, tools: None, add_generation_prompt: true, kwargs: None };
         let text = template.render(context).map_err(|e| Error::data(e.to_string()))?;
         self.text_prompt(&text)
     }
@@ -248,12 +228,7 @@ impl Chat {
     ///
     /// # Errors
     /// Why this row, or all of them, can't be used.
-    pub fn tokens(
-        &self,
-        example: &Example,
-        train_on: TrainOn,
-        system: SystemFallback,
-    ) -> Result<Tokens, Refused> {
+    pub fn tokens(&self, example: &Example, train_on: TrainOn, system: SystemFallback) -> Result<Tokens, Refused> {
         match example {
             Example::Conversation(c) => self.conversation(c, train_on, system),
             Example::Text(text) => self.joined(text.clone(), 0),
@@ -302,10 +277,7 @@ impl Chat {
             system_turns = without_system(&mut fitted.turns, system)?;
         }
         if self.arguments_as_text {
-            fitted
-                .turns
-                .iter_mut()
-                .for_each(|t| write_arguments(&mut t.message));
+            fitted.turns.iter_mut().for_each(|t| write_arguments(&mut t.message));
         }
         let masked = mask::conversation(template, &self.tokenizer, &fitted, train_on).map_err(|fault| match fault {
             Fault::Row(why) => Refused::Row(why),
@@ -321,42 +293,23 @@ impl Chat {
         Ok(out)
     }
 
-    fn assemble(
-        &self,
-        text: String,
-        spans: &[Range<usize>],
-        inserted: &[Range<usize>],
-    ) -> Result<Tokens, Refused> {
+    fn assemble(&self, text: String, spans: &[Range<usize>], inserted: &[Range<usize>]) -> Result<Tokens, Refused> {
         let encoded = self.tokenizer.encode(&text)?;
         let (opening, bos) = self.tokenizer.opening(encoded.ids.first().copied());
         let touches = |ranges: &[Range<usize>], (start, end): (usize, usize)| {
             ranges.iter().any(|r| start < r.end && end > r.start)
         };
         let added = opening.len();
-        let mut row = Row {
-            ids: [opening, &encoded.ids].concat(),
-            trained: vec![false; added],
-        };
-        row.trained
-            .extend(encoded.offsets.iter().map(|o| touches(spans, *o)));
+        let mut row = Row { ids: [opening, &encoded.ids].concat(), trained: vec![false; added] };
+        row.trained.extend(encoded.offsets.iter().map(|o| touches(spans, *o)));
         // Nothing stands before the first token to predict it from.
         if let Some(first) = row.trained.first_mut() {
             *first = false;
         }
         let mut marks = vec![false; added];
         marks.extend(encoded.offsets.iter().map(|o| touches(inserted, *o)));
-        let offsets = vec![None; added]
-            .into_iter()
-            .chain(encoded.offsets.into_iter().map(Some))
-            .collect();
-        Ok(Tokens {
-            row,
-            text,
-            offsets,
-            inserted: marks,
-            bos,
-            ..Tokens::default()
-        })
+        let offsets = vec![None; added].into_iter().chain(encoded.offsets.into_iter().map(Some)).collect();
+        Ok(Tokens { row, text, offsets, inserted: marks, bos, ..Tokens::default() })
     }
 }
 
@@ -366,12 +319,7 @@ fn no_template() -> Error {
 }
 
 fn render(template: &ChatTemplate, messages: &[Json]) -> Result<String, Refusal> {
-    template.render(Context {
-        messages,
-        tools: None,
-        add_generation_prompt: false,
-        kwargs: None,
-    })
+    template.render(Context { messages, tools: None, add_generation_prompt: false, kwargs: None })
 }
 
 /// Takes system turns out of `turns`, as `fallback` says; how many there were.
@@ -397,9 +345,7 @@ fn without_system(turns: &mut Vec<Turn>, fallback: SystemFallback) -> Result<usi
         }
     }
     if !waiting.is_empty() {
-        return Err(Refused::Row(
-            "a system turn has no user turn to be folded into".into(),
-        ));
+        return Err(Refused::Row("a system turn has no user turn to be folded into".into()));
     }
     turns.retain(|t| !is_system(t));
     Ok(found)
@@ -412,12 +358,7 @@ fn write_arguments(message: &mut Json) {
             *arguments = dumps(arguments).into();
         }
     };
-    for call in message
-        .get_mut("tool_calls")
-        .and_then(Json::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
+    for call in message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten() {
         write(call);
         call.get_mut("function").into_iter().for_each(write);
     }

@@ -39,13 +39,7 @@ impl Batch {
                 }
             }
         }
-        Batch {
-            ids,
-            labels,
-            rows: rows.len(),
-            len,
-            lengths: rows.iter().map(|r| r.ids.len()).collect(),
-        }
+        Batch { ids, labels, rows: rows.len(), len, lengths: rows.iter().map(|r| r.ids.len()).collect() }
     }
 
     /// Tokens that carry loss.
@@ -72,10 +66,7 @@ mod tests {
     use super::*;
 
     fn row(ids: &[u32], trained: &[u8]) -> Row {
-        Row {
-            ids: ids.to_vec(),
-            trained: trained.iter().map(|t| *t == 1).collect(),
-        }
+        Row { ids: ids.to_vec(), trained: trained.iter().map(|t| *t == 1).collect() }
     }
 
     #[test]
@@ -104,17 +95,10 @@ mod tests {
 
     #[test]
     fn micro_batches_keep_order_and_pad_apart() {
-        let rows = [
-            row(&[1], &[0]),
-            row(&[2, 3], &[0, 1]),
-            row(&[4, 5, 6], &[0, 1, 1]),
-        ];
+        let rows = [row(&[1], &[0]), row(&[2, 3], &[0, 1]), row(&[4, 5, 6], &[0, 1, 1])];
         let refs: Vec<&Row> = rows.iter().collect();
         let batches = micro_batches(&refs, 2);
-        assert_eq!(
-            batches.iter().map(|b| (b.rows, b.len)).collect::<Vec<_>>(),
-            [(2, 2), (1, 3)]
-        );
+        assert_eq!(batches.iter().map(|b| (b.rows, b.len)).collect::<Vec<_>>(), [(2, 2), (1, 3)]);
         assert!(micro_batches(&[], 2).is_empty());
     }
 }

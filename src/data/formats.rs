@@ -47,13 +47,8 @@ pub enum Example {
 
 impl Format {
     /// In the order in which they are tried.
-    pub const ALL: [Format; 5] = [
-        Format::Messages,
-        Format::ShareGpt,
-        Format::PromptCompletion,
-        Format::Alpaca,
-        Format::Text,
-    ];
+    pub const ALL: [Format; 5] =
+        [Format::Messages, Format::ShareGpt, Format::PromptCompletion, Format::Alpaca, Format::Text];
 
     /// As `data.format` names it.
     #[must_use]
@@ -75,18 +70,10 @@ impl Format {
         if name == "auto" {
             return Ok(None);
         }
-        Format::ALL
-            .into_iter()
-            .find(|f| f.name() == name)
-            .map(Some)
-            .ok_or_else(|| {
-                let names: Vec<_> = Format::ALL.iter().map(|f| f.name()).collect();
-                Error::usage(format!(
-                    "data.format '{}' isn't one of auto, {}",
-                    clean(name),
-                    names.join(", ")
-                ))
-            })
+        Format::ALL.into_iter().find(|f| f.name() == name).map(Some).ok_or_else(|| {
+            let names: Vec<_> = Format::ALL.iter().map(|f| f.name()).collect();
+            Error::usage(format!("data.format '{}' isn't one of auto, {}", clean(name), names.join(", ")))
+        })
     }
 
     /// The first format that `row` has the fields of.
@@ -120,11 +107,7 @@ impl Format {
         let example = match self {
             Format::Messages => Example::Conversation(conversation(map, "messages")?),
             Format::ShareGpt => {
-                let key = if map.contains_key("conversations") {
-                    "conversations"
-                } else {
-                    "conversation"
-                };
+                let key = if map.contains_key("conversations") { "conversations" } else { "conversation" };
                 Example::Conversation(conversation(map, key)?)
             }
             Format::PromptCompletion => prompt_completion(map)?,
@@ -149,11 +132,7 @@ pub fn fields(row: &Json) -> String {
     match row {
         Json::Object(map) => {
             let names: Vec<_> = map.keys().take(8).map(|k| format!("`{}`", clean(k))).collect();
-            if names.is_empty() {
-                "no fields".into()
-            } else {
-                names.join(", ")
-            }
+            if names.is_empty() { "no fields".into() } else { names.join(", ") }
         }
         other => kind(other).to_string(),
     }
@@ -189,10 +168,9 @@ fn alpaca(row: &Map<String, Json>) -> Result<Conversation, Reason> {
         None | Some(Json::Null) => {}
         Some(Json::Array(pairs)) => {
             for pair in pairs {
-                let (Some(asked), Some(answered)) = (
-                    pair.get(0).and_then(Json::as_str),
-                    pair.get(1).and_then(Json::as_str),
-                ) else {
+                let (Some(asked), Some(answered)) =
+                    (pair.get(0).and_then(Json::as_str), pair.get(1).and_then(Json::as_str))
+                else {
                     return Err("`history` isn't a list of pairs of texts".into());
                 };
                 out.push(Turn::new("user", asked, false));
@@ -201,17 +179,10 @@ fn alpaca(row: &Map<String, Json>) -> Result<Conversation, Reason> {
         }
         Some(other) => return Err(format!("`history` is {}, not a list", kind(other))),
     }
-    let question = if input.trim().is_empty() {
-        instruction
-    } else {
-        format!("{instruction}\n\n{input}")
-    };
+    let question = if input.trim().is_empty() { instruction } else { format!("{instruction}\n\n{input}") };
     out.push(Turn::new("user", &question, false));
     out.push(Turn::new("assistant", &output, true));
-    Ok(Conversation {
-        turns: out,
-        ..Conversation::default()
-    })
+    Ok(Conversation { turns: out, ..Conversation::default() })
 }
 
 fn prompt_completion(row: &Map<String, Json>) -> Result<Example, Reason> {
@@ -224,10 +195,7 @@ fn prompt_completion(row: &Map<String, Json>) -> Result<Example, Reason> {
         return Ok(Example::Conversation(all));
     }
     let completion = filled(row, "completion")?;
-    Ok(Example::PromptCompletion {
-        prompt: optional(row, "prompt")?.to_string(),
-        completion,
-    })
+    Ok(Example::PromptCompletion { prompt: optional(row, "prompt")?.to_string(), completion })
 }
 
 #[cfg(test)]
@@ -237,11 +205,9 @@ mod tests {
 
     fn chat(row: &Json) -> Vec<(String, String)> {
         match Format::detect(row).unwrap().read(row).unwrap() {
-            Example::Conversation(c) => c
-                .turns
-                .iter()
-                .map(|t| (t.role().to_string(), t.content().unwrap_or("-").to_string()))
-                .collect(),
+            Example::Conversation(c) => {
+                c.turns.iter().map(|t| (t.role().to_string(), t.content().unwrap_or("-").to_string())).collect()
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -252,10 +218,7 @@ mod tests {
 
     #[test]
     fn case_da_06_each_format_is_found_and_read() {
-        let ab = [
-            ("user".to_string(), "a".to_string()),
-            ("assistant".to_string(), "b".to_string()),
-        ];
+        let ab = [("user".to_string(), "a".to_string()), ("assistant".to_string(), "b".to_string())];
         for (row, format) in [
             (
                 json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
@@ -269,18 +232,9 @@ mod tests {
                 json!({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
                 Format::ShareGpt,
             ),
-            (
-                json!({"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
-                Format::Messages,
-            ),
-            (
-                json!({"instruction": "a", "input": "", "output": "b"}),
-                Format::Alpaca,
-            ),
-            (
-                json!({"instruction": "a", "input": null, "output": "b"}),
-                Format::Alpaca,
-            ),
+            (json!({"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}), Format::Messages),
+            (json!({"instruction": "a", "input": "", "output": "b"}), Format::Alpaca),
+            (json!({"instruction": "a", "input": null, "output": "b"}), Format::Alpaca),
             (
                 json!({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}),
                 Format::PromptCompletion,
@@ -290,42 +244,27 @@ mod tests {
             assert_eq!(chat(&row), ab, "{row}");
         }
         let row = json!({"prompt": "a", "completion": "b"});
-        let want = Example::PromptCompletion {
-            prompt: "a".into(),
-            completion: "b".into(),
-        };
+        let want = Example::PromptCompletion { prompt: "a".into(), completion: "b".into() };
         assert_eq!(Format::detect(&row).unwrap().read(&row), Ok(want));
         let row = json!({"text": "a"});
-        assert_eq!(
-            Format::detect(&row).unwrap().read(&row),
-            Ok(Example::Text("a".into()))
-        );
-        assert_eq!(
-            chat(&json!({"instruction": "a", "input": "x", "output": "b"}))[0].1,
-            "a\n\nx"
-        );
+        assert_eq!(Format::detect(&row).unwrap().read(&row), Ok(Example::Text("a".into())));
+        assert_eq!(chat(&json!({"instruction": "a", "input": "x", "output": "b"}))[0].1, "a\n\nx");
         assert_eq!(Format::detect(&json!({"question": "a"})), None);
     }
 
     #[test]
     fn case_da_06_a_row_that_fits_two_formats_is_the_first() {
-        let row = json!({"text": "t", "prompt": "p", "completion": "c", "messages": [], "instruction": "i", "output": "o"});
+        let row =
+            json!({"text": "t", "prompt": "p", "completion": "c", "messages": [], "instruction": "i", "output": "o"});
         assert_eq!(Format::detect(&row), Some(Format::Messages));
         let row = json!({"text": "t", "prompt": "p", "completion": "c", "instruction": "i", "output": "o"});
         assert_eq!(Format::detect(&row), Some(Format::PromptCompletion));
         assert_eq!(Format::named("alpaca").unwrap(), Some(Format::Alpaca));
         assert_eq!(
             Format::Alpaca.read(&row).unwrap(),
-            Format::Alpaca
-                .read(&json!({"instruction": "i", "output": "o"}))
-                .unwrap()
+            Format::Alpaca.read(&json!({"instruction": "i", "output": "o"})).unwrap()
         );
-        assert!(
-            Format::named("chatml")
-                .unwrap_err()
-                .to_string()
-                .contains("prompt_completion")
-        );
+        assert!(Format::named("chatml").unwrap_err().to_string().contains("prompt_completion"));
     }
 
     #[test]
@@ -337,51 +276,27 @@ mod tests {
     #[test]
     fn case_da_07_wrong_types_and_empty_fields_have_reasons() {
         for (row, want) in [
-            (
-                json!({"instruction": "x", "output": {"a": 1}}),
-                "`output` is an object, not text",
-            ),
-            (
-                json!({"instruction": "x", "output": 5}),
-                "`output` is a number, not text",
-            ),
+            (json!({"instruction": "x", "output": {"a": 1}}), "`output` is an object, not text"),
+            (json!({"instruction": "x", "output": 5}), "`output` is a number, not text"),
             (json!({"instruction": "x", "output": ""}), "`output` is empty"),
             (json!({"messages": []}), "`messages` is empty"),
             (json!({"messages": null}), "`messages` is null, not a list"),
-            (
-                json!({"messages": [{"role": "user", "content": "a"}]}),
-                "no assistant turn",
-            ),
+            (json!({"messages": [{"role": "user", "content": "a"}]}), "no assistant turn"),
             (
                 json!({"messages": [{"role": "user", "content": {"a": 1}}]}),
                 "`content` of a message is an object, not text",
             ),
-            (
-                json!({"messages": [{"role": "user", "content": null}]}),
-                "`content` of a message is null",
-            ),
-            (
-                json!({"messages": [{"role": "assistant", "content": " "}]}),
-                "an assistant turn is empty",
-            ),
+            (json!({"messages": [{"role": "user", "content": null}]}), "`content` of a message is null"),
+            (json!({"messages": [{"role": "assistant", "content": " "}]}), "an assistant turn is empty"),
             (json!({"messages": ["a"]}), "a message is text, not an object"),
-            (
-                json!({"messages": [{"content": "a"}]}),
-                "a message has no `role` (or `from`)",
-            ),
+            (json!({"messages": [{"content": "a"}]}), "a message has no `role` (or `from`)"),
             (json!({"text": " \n"}), "`text` is empty"),
-            (
-                json!({"prompt": "a", "completion": [1]}),
-                "`completion` is a list, not text",
-            ),
+            (json!({"prompt": "a", "completion": [1]}), "`completion` is a list, not text"),
             (json!({"prompt": [], "completion": "b"}), "`prompt` is empty"),
         ] {
             assert_eq!(reason(&row), want, "{row}");
         }
-        assert_eq!(
-            Format::Text.read(&json!(5)).unwrap_err(),
-            "the row is a number, not an object"
-        );
+        assert_eq!(Format::Text.read(&json!(5)).unwrap_err(), "the row is a number, not an object");
     }
 
     #[test]
@@ -391,31 +306,17 @@ mod tests {
                 {"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": {"name": "a", "arguments": arguments}}]}]})
         };
         let schema = json!([{"name": "a", "parameters": {"x": {"type": "integer"}}}]);
-        let object = Format::Messages
-            .read(&row(json!({"x": 1}), schema.clone()))
-            .unwrap();
-        let text = Format::Messages
-            .read(&row(json!("{\"x\": 1}"), json!(schema.to_string())))
-            .unwrap();
+        let object = Format::Messages.read(&row(json!({"x": 1}), schema.clone())).unwrap();
+        let text = Format::Messages.read(&row(json!("{\"x\": 1}"), json!(schema.to_string()))).unwrap();
         assert_eq!(object, text);
-        let Example::Conversation(c) = object else {
-            panic!()
-        };
+        let Example::Conversation(c) = object else { panic!() };
         let call = &c.turns[1].message["tool_calls"][0]["function"]["arguments"];
         assert_eq!(call.to_string(), r#"{"x":1}"#);
         assert_eq!(c.tools.unwrap()[0], schema[0]);
         let flat = json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"name": "b", "arguments": "{\"y\":\"s\"}"}]}]});
-        let Example::Conversation(c) = Format::Messages.read(&flat).unwrap() else {
-            panic!()
-        };
-        assert_eq!(
-            c.turns[0].message["tool_calls"][0]["arguments"].to_string(),
-            r#"{"y":"s"}"#
-        );
-        assert_eq!(
-            reason(&row(json!("{x: 1}"), schema)),
-            "tool call arguments aren't JSON (message 1)"
-        );
+        let Example::Conversation(c) = Format::Messages.read(&flat).unwrap() else { panic!() };
+        assert_eq!(c.turns[0].message["tool_calls"][0]["arguments"].to_string(), r#"{"y":"s"}"#);
+        assert_eq!(reason(&row(json!("{x: 1}"), schema)), "tool call arguments aren't JSON (message 1)");
         assert_eq!(reason(&row(json!("{}"), json!("nope"))), "`tools` isn't JSON");
     }
 
@@ -430,23 +331,16 @@ mod tests {
 
     #[test]
     fn text_parts_are_joined_and_other_parts_refused() {
-        let parts = |p: Json| json!({"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": "b"}]});
-        assert_eq!(
-            chat(&parts(
-                json!([{"type": "text", "text": "x"}, {"type": "text", "text": "y"}])
-            ))[0]
-                .1,
-            "xy"
-        );
+        let parts =
+            |p: Json| json!({"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": "b"}]});
+        assert_eq!(chat(&parts(json!([{"type": "text", "text": "x"}, {"type": "text", "text": "y"}])))[0].1, "xy");
         assert!(reason(&parts(json!([{"type": "image"}]))).contains("parts that aren't text"));
     }
 
     #[test]
     fn weights_and_prompts_switch_turns_off() {
         let row = json!({"messages": [{"role": "assistant", "content": "a", "weight": 0}, {"role": "assistant", "content": "b", "weight": 1}]});
-        let Example::Conversation(c) = Format::Messages.read(&row).unwrap() else {
-            panic!()
-        };
+        let Example::Conversation(c) = Format::Messages.read(&row).unwrap() else { panic!() };
         assert_eq!(c.turns.iter().map(|t| t.train).collect::<Vec<_>>(), [false, true]);
         assert!(c.turns[0].message.get("weight").is_none());
         let row = json!({"messages": [{"role": "assistant", "content": "a", "train": false}]});

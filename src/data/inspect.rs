@@ -60,13 +60,7 @@ pub struct Inspection {
 ///
 /// # Errors
 /// As [`super::prepare`] for this row; the file has fewer rows.
-pub fn inspect(
-    file: &Path,
-    row: u64,
-    config: &RunConfig,
-    model: ModelFiles<'_>,
-    date: Date,
-) -> Result<Inspection> {
+pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>, date: Date) -> Result<Inspection> {
     let settings = Settings::of(&config.data)?;
     let chat = Chat::open(model, config.data.template.as_deref(), date)?;
     let mut format = settings.format;
@@ -83,34 +77,22 @@ pub fn inspect(
     });
     let Some((line, value)) = found else {
         read?;
-        return Err(Error::usage(format!(
-            "'{}' has {seen} rows, so there is no row {row}",
-            file.display()
-        )));
+        return Err(Error::usage(format!("'{}' has {seen} rows, so there is no row {row}", file.display())));
     };
     let place = format!("'{}' line {line}", file.display());
     let Some(format) = format else {
-        return Err(Error::data(format!(
-            "{place}: a row with {} is in no known format",
-            fields(&value)
-        )));
+        return Err(Error::data(format!("{place}: a row with {} is in no known format", fields(&value))));
     };
-    let example = format
-        .read(&value)
-        .map_err(|why| Error::data(format!("{place} would be left out: {why}")))?;
-    let tokens = chat
-        .tokens(&example, settings.train_on, settings.system)
-        .map_err(|refused| match refused {
-            Refused::Row(why) => Error::data(format!("{place} would be left out: {why}")),
-            Refused::System => {
-                let why = chat.no_system().unwrap_or_default();
-                Error::data(format!(
-                    "{place} has a system turn, which the chat template doesn't take ({why})"
-                ))
+    let example = format.read(&value).map_err(|why| Error::data(format!("{place} would be left out: {why}")))?;
+    let tokens = chat.tokens(&example, settings.train_on, settings.system).map_err(|refused| match refused {
+        Refused::Row(why) => Error::data(format!("{place} would be left out: {why}")),
+        Refused::System => {
+            let why = chat.no_system().unwrap_or_default();
+            Error::data(format!("{place} has a system turn, which the chat template doesn't take ({why})"))
                 .next("set data.system_fallback to \"fold\" or \"drop\"")
-            }
-            Refused::Fatal(e) => e,
-        })?;
+        }
+        Refused::Fatal(e) => e,
+    })?;
 
     let mut notes = Vec::new();
     let length = tokens.row.ids.len();
@@ -118,11 +100,7 @@ pub fn inspect(
     let cut = match settings.over_long {
         _ if over == 0 => 0..0,
         OverLong::TruncateStart => {
-            let keep = usize::from(
-                chat.tokenizer()
-                    .bos()
-                    .is_some_and(|b| tokens.row.ids.first() == Some(&b)),
-            );
+            let keep = usize::from(chat.tokenizer().bos().is_some_and(|b| tokens.row.ids.first() == Some(&b)));
             keep..keep + over
         }
         _ => length - over..length,
@@ -133,17 +111,11 @@ pub fn inspect(
             OverLong::Error => {
                 format!("the row is {over} tokens longer than max_length and will stop the run")
             }
-            _ => format!(
-                "{over} tokens past max_length {} will be cut",
-                settings.max_length
-            ),
+            _ => format!("{over} tokens past max_length {} will be cut", settings.max_length),
         });
     }
     if tokens.vanished > 0 {
-        notes.push(format!(
-            "the chat template leaves out {} characters of assistant text",
-            tokens.vanished
-        ));
+        notes.push(format!("the chat template leaves out {} characters of assistant text", tokens.vanished));
     }
     let inserted = tokens.inserted.iter().filter(|i| **i).count();
     if inserted > 0 {
@@ -153,10 +125,7 @@ pub fn inspect(
         notes.push(format!("{} trained turns have no end token", tokens.unclosed));
     }
     if tokens.system_turns > 0 {
-        notes.push(format!(
-            "{} system turns were {}",
-            tokens.system_turns, config.data.system_fallback
-        ));
+        notes.push(format!("{} system turns were {}", tokens.system_turns, config.data.system_fallback));
     }
     let views: Vec<TokenView> = (0..length)
         .map(|i| TokenView {
@@ -206,21 +175,12 @@ impl Inspection {
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut out = String::new();
-        let _ = writeln!(
-            out,
-            "{}, row {} (line {}), {}",
-            self.file, self.row, self.line, self.format
-        );
+        let _ = writeln!(out, "{}, row {} (line {}), {}", self.file, self.row, self.line, self.format);
         if let Some(template) = &self.template {
             let _ = writeln!(out, "chat template: {}", clean(template));
         }
         let share = self.trained_tokens as f64 * 100.0 / self.tokens.len().max(1) as f64;
-        let _ = writeln!(
-            out,
-            "{} tokens, {} trained ({share:.0} %)",
-            self.tokens.len(),
-            self.trained_tokens
-        );
+        let _ = writeln!(out, "{} tokens, {} trained ({share:.0} %)", self.tokens.len(), self.trained_tokens);
         let _ = writeln!(out, "BOS: {}; end token: {}", self.bos, self.eos);
         for note in &self.notes {
             let _ = writeln!(out, "note: {note}");
@@ -231,13 +191,7 @@ impl Inspection {
         }
         out.push_str("\n+ trained   * trained, the template's own   . not trained   x cut off\n\n");
         for (i, token) in self.tokens.iter().enumerate() {
-            let _ = writeln!(
-                out,
-                "{i:>6} {} {:>7}  {}",
-                token.sign(),
-                token.id,
-                visible(&token.text)
-            );
+            let _ = writeln!(out, "{i:>6} {} {:>7}  {}", token.sign(), token.id, visible(&token.text));
         }
         out
     }
@@ -253,20 +207,13 @@ impl Inspection {
 fn visible(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
-        if c.is_control() {
-            out.extend(c.escape_default())
-        } else {
-            out.push(c)
-        }
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
     }
     let body = out.trim_matches(' ');
     let (before, after) = if body.is_empty() {
         (out.len(), 0)
     } else {
-        (
-            out.len() - out.trim_start_matches(' ').len(),
-            out.len() - out.trim_end_matches(' ').len(),
-        )
+        (out.len() - out.trim_start_matches(' ').len(), out.len() - out.trim_end_matches(' ').len())
     };
     format!("{}{body}{}", "\u{2423}".repeat(before), "\u{2423}".repeat(after))
 }
@@ -285,54 +232,32 @@ mod tests {
         let model = fixture.build();
         let mut config = RunConfig::default();
         edit(&mut config);
-        inspect(
-            &model.data("rows.jsonl", rows),
-            row,
-            &config,
-            model.files(),
-            Date::from_unix(0),
-        )
+        inspect(&model.data("rows.jsonl", rows), row, &config, model.files(), Date::from_unix(0))
     }
 
     #[test]
     fn case_da_10_the_preview_says_where_bos_came_from() {
         let rows = [chat_row(&[("user", "a"), ("assistant", "b")])];
-        let with = |template: &str| Fixture {
-            bos_post: true,
-            template: template.into(),
-            ..Fixture::default()
-        };
+        let with = |template: &str| Fixture { bos_post: true, template: template.into(), ..Fixture::default() };
         let own = look(with(&format!("{{{{ bos_token }}}}{CHATML}")), &rows, 1, |_| {}).unwrap();
         assert_eq!(own.bos, "template");
         let added = look(with(CHATML), &rows, 1, |_| {}).unwrap();
         assert_eq!(added.bos, "post-processor");
-        assert!(
-            added
-                .to_text()
-                .contains("BOS: post-processor; end token: template")
-        );
+        assert!(added.to_text().contains("BOS: post-processor; end token: template"));
     }
 
     #[test]
     fn trained_and_masked_differ_by_sign() {
-        let rows = [
-            chat_row(&[("user", "x"), ("assistant", "y")]),
-            chat_row(&[("user", "a\u{1b}[2J"), ("assistant", "b\n")]),
-        ];
+        let rows =
+            [chat_row(&[("user", "x"), ("assistant", "y")]), chat_row(&[("user", "a\u{1b}[2J"), ("assistant", "b\n")])];
         let seen = look(Fixture::default(), &rows, 2, |_| {}).unwrap();
         assert_eq!((seen.row, seen.line, seen.format.as_str()), (2, 2, "messages"));
         assert_eq!(seen.trained_tokens, 3);
         let end = seen.tokens.iter().rfind(|t| t.id == IM_END).unwrap();
         assert_eq!((end.sign(), end.text.as_str()), ('+', "<|im_end|>"));
         let text = seen.to_text();
-        assert!(
-            !text.contains('\x1b'),
-            "control characters of the data must not reach the terminal"
-        );
-        assert!(
-            text.contains("     ") && text.lines().any(|l| l.ends_with("+      98  b")),
-            "{text}"
-        );
+        assert!(!text.contains('\x1b'), "control characters of the data must not reach the terminal");
+        assert!(text.contains("     ") && text.lines().any(|l| l.ends_with("+      98  b")), "{text}");
         assert!(text.lines().any(|l| l.ends_with("+      10  \\n")), "{text}");
         let json = seen.to_json();
         assert_eq!(json["tokens"][0]["trained"], false);
@@ -350,12 +275,7 @@ mod tests {
     #[test]
     fn rows_that_are_not_there_are_refused() {
         let rows = [chat_row(&[("user", "x"), ("assistant", "y")])];
-        assert!(
-            look(Fixture::default(), &rows, 2, |_| {})
-                .unwrap_err()
-                .to_string()
-                .contains("has 1 rows")
-        );
+        assert!(look(Fixture::default(), &rows, 2, |_| {}).unwrap_err().to_string().contains("has 1 rows"));
         assert!(look(Fixture::default(), &rows, 0, |_| {}).is_err());
         let bad = [serde_json::json!({"messages": []})];
         assert!(

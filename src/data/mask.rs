@@ -92,38 +92,20 @@ pub fn conversation(
     conversation: &Conversation,
     train_on: TrainOn,
 ) -> Result<Masked, Fault> {
-    let view = View {
-        template,
-        tokenizer,
-        conversation,
-        messages: messages(&conversation.turns),
-    };
-    let assistants: Vec<usize> = (0..conversation.turns.len())
-        .filter(|&i| conversation.turns[i].role() == "assistant")
-        .collect();
+    let view = View { template, tokenizer, conversation, messages: messages(&conversation.turns) };
+    let assistants: Vec<usize> =
+        (0..conversation.turns.len()).filter(|&i| conversation.turns[i].role() == "assistant").collect();
     if train_on == TrainOn::All {
         let text = view.render(&view.messages, false)?;
-        let vanished = assistants
-            .iter()
-            .map(|&i| lost(&conversation.turns[i], &text))
-            .sum();
-        return Ok(Masked {
-            spans: std::iter::once(0..text.len()).collect(),
-            vanished,
-            text,
-            ..Masked::default()
-        });
+        let vanished = assistants.iter().map(|&i| lost(&conversation.turns[i], &text)).sum();
+        return Ok(Masked { spans: std::iter::once(0..text.len()).collect(), vanished, text, ..Masked::default() });
     }
-    let wanted = |i: &usize| {
-        conversation.turns[*i].train && (train_on == TrainOn::Assistant || assistants.last() == Some(i))
-    };
+    let wanted =
+        |i: &usize| conversation.turns[*i].train && (train_on == TrainOn::Assistant || assistants.last() == Some(i));
     if template.has_generation() {
         return view.by_marks(&assistants, wanted);
     }
-    let mut out = Masked {
-        text: view.render(&view.messages, false)?,
-        ..Masked::default()
-    };
+    let mut out = Masked { text: view.render(&view.messages, false)?, ..Masked::default() };
     for i in assistants.iter().copied().filter(wanted) {
         let turn = view.locate(&out.text, i).ok_or_else(|| {
             Fault::Template(format!(
@@ -131,14 +113,11 @@ pub fn conversation(
             ))
         })?;
         if out.spans.last().is_some_and(|last| last.end > turn.start) {
-            return Err(Fault::Template(format!(
-                "message {i} is rendered before the one it follows"
-            )));
+            return Err(Fault::Template(format!("message {i} is rendered before the one it follows")));
         }
         let said = turn.start..turn.content_end;
         out.vanished += lost(&conversation.turns[i], &out.text[said.clone()]);
-        out.inserted
-            .extend(inserted(&conversation.turns[i], &out.text, said));
+        out.inserted.extend(inserted(&conversation.turns[i], &out.text, said));
         out.unclosed += usize::from(!turn.closed);
         out.spans.push(turn.start..turn.end);
     }
@@ -190,21 +169,15 @@ impl View<'_> {
                 assistants.len()
             )));
         }
-        let mut out = Masked {
-            text: marked.text,
-            ..Masked::default()
-        };
+        let mut out = Masked { text: marked.text, ..Masked::default() };
         for (n, span) in marked.generated.into_iter().enumerate() {
             if all || wanted(&assistants[n]) {
                 out.unclosed += usize::from(!self.ends_in_special(&out.text[span.clone()]));
                 out.spans.push(span);
             }
         }
-        out.vanished = assistants
-            .iter()
-            .filter(|i| wanted(i))
-            .map(|&i| lost(&self.conversation.turns[i], &out.text))
-            .sum();
+        out.vanished =
+            assistants.iter().filter(|i| wanted(i)).map(|&i| lost(&self.conversation.turns[i], &out.text)).sum();
         Ok(out)
     }
 
@@ -214,17 +187,13 @@ impl View<'_> {
         let closed = self.render(&self.messages[..i], false).ok();
         // A generation prompt that isn't there, or that the real text doesn't begin with, says nothing.
         let prompt = open.filter(|p| closed.as_ref().is_some_and(|c| c != p) && full.starts_with(p.as_str()));
-        self.by_probe(full, i, prompt.as_deref())
-            .or_else(|| self.by_prefix(full, i, &prompt?))
+        self.by_probe(full, i, prompt.as_deref()).or_else(|| self.by_prefix(full, i, &prompt?))
     }
 
     fn by_probe(&self, full: &str, i: usize, prompt: Option<&str>) -> Option<Located> {
         let [mark, _] = unused_marks(full)?;
         let (before, after) = self.around(i, self.messages.len(), mark)?;
-        let content_end = full
-            .len()
-            .checked_sub(after.len())
-            .filter(|_| full.ends_with(&after))?;
+        let content_end = full.len().checked_sub(after.len()).filter(|_| full.ends_with(&after))?;
         let start = match prompt {
             Some(p) if p.len() <= content_end && (before.starts_with(p) || p.starts_with(&before)) => p.len(),
             _ if full.starts_with(&before) && before.len() <= content_end => before.len(),
@@ -234,9 +203,7 @@ impl View<'_> {
         let gap = rest.len() - rest.trim_start().len();
         let end = self.tokenizer.special_at(&rest[gap..]).filter(|(len, id)| {
             self.tokenizer.stops().contains(id)
-                || self
-                    .around(i, i + 1, mark)
-                    .is_some_and(|(_, t)| t.trim_start().starts_with(&rest[gap..gap + len]))
+                || self.around(i, i + 1, mark).is_some_and(|(_, t)| t.trim_start().starts_with(&rest[gap..gap + len]))
         });
         Some(Located {
             start,
@@ -265,45 +232,28 @@ impl View<'_> {
         let said = through[prompt.len()..].trim_end();
         let end = prompt.len() + said.len();
         let closed = self.ends_in_special(said);
-        Some(Located {
-            start: prompt.len(),
-            content_end: end,
-            end,
-            closed,
-        })
+        Some(Located { start: prompt.len(), content_end: end, end, closed })
     }
 
     fn ends_in_special(&self, text: &str) -> bool {
         let text = text.trim_end();
         let starts = text.char_indices().rev().take(LONGEST_SPECIAL).map(|c| c.0);
-        starts.into_iter().any(|at| {
-            self.tokenizer
-                .special_at(&text[at..])
-                .is_some_and(|(len, _)| at + len == text.len())
-        })
+        starts
+            .into_iter()
+            .any(|at| self.tokenizer.special_at(&text[at..]).is_some_and(|(len, _)| at + len == text.len()))
     }
 }
 
 /// Thinking inside a content, and what follows it.
 fn thinking(content: &str) -> Option<(&str, &str)> {
     let (before, rest) = content.rsplit_once("</think>")?;
-    Some((
-        before
-            .trim_start()
-            .strip_prefix("<think>")
-            .unwrap_or(before)
-            .trim(),
-        rest.trim(),
-    ))
+    Some((before.trim_start().strip_prefix("<think>").unwrap_or(before).trim(), rest.trim()))
 }
 
 /// Characters of `turn` that aren't in `text`.
 fn lost(turn: &Turn, text: &str) -> usize {
     let chars = |s: &str| s.chars().count();
-    let reasoning = turn
-        .reasoning()
-        .filter(|r| !text.contains(r.trim()))
-        .map_or(0, chars);
+    let reasoning = turn.reasoning().filter(|r| !text.contains(r.trim())).map_or(0, chars);
     let content = turn.content().unwrap_or_default();
     let missing = if text.contains(content.trim()) {
         0

@@ -15,22 +15,13 @@ fn trained(model: &Model, row: &Json) -> String {
 
 fn refused(model: &Model, row: &Json) -> Error {
     let example = Format::detect(row).unwrap().read(row).unwrap();
-    match model
-        .chat()
-        .tokens(&example, TrainOn::Assistant, SystemFallback::Stop)
-        .unwrap_err()
-    {
+    match model.chat().tokens(&example, TrainOn::Assistant, SystemFallback::Stop).unwrap_err() {
         super::chat::Refused::Fatal(e) => e,
         other => panic!("{other:?}"),
     }
 }
 
-const TWO: &[(&str, &str)] = &[
-    ("user", "a"),
-    ("assistant", "b"),
-    ("user", "c"),
-    ("assistant", "d e"),
-];
+const TWO: &[(&str, &str)] = &[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d e")];
 
 #[test]
 fn each_turn_trains_through_its_end_token() {
@@ -47,25 +38,14 @@ fn templates_of_other_shapes_are_masked_too() {
     // Llama 2 and Mistral: no generation prompt, a blank before the answer, the end token right after it.
     let inst = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content | trim }}<eos>{% endif %}{% endfor %}";
     let model = Fixture::template(inst).build();
-    let row = chat_row(&[
-        ("user", "a"),
-        ("assistant", " b "),
-        ("user", "c"),
-        ("assistant", "d"),
-    ]);
+    let row = chat_row(&[("user", "a"), ("assistant", " b "), ("user", "c"), ("assistant", "d")]);
     assert_eq!(trained(&model, &row), "b<eos>|d<eos>");
     // A header that add_generation_prompt doesn't govern: found by what stands before the content.
     let header = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
-    assert_eq!(
-        trained(&Fixture::template(header).build(), &chat_row(TWO)),
-        "b<|im_end|>|d e<|im_end|>"
-    );
+    assert_eq!(trained(&Fixture::template(header).build(), &chat_row(TWO)), "b<|im_end|>|d e<|im_end|>");
     // GLM: the next turn's header is the end token (it is among the model's end ids).
     let glm = "{% for m in messages %}{{ '<eos>' if m.role == 'user' else '<think>' }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}";
-    assert_eq!(
-        trained(&Fixture::template(glm).build(), &chat_row(TWO)),
-        "b<eos>|d e"
-    );
+    assert_eq!(trained(&Fixture::template(glm).build(), &chat_row(TWO)), "b<eos>|d e");
     // The same with a header that ends nothing: it isn't trained, and the turns count as unclosed.
     let open = glm.replace("<eos>", "<tool_call>");
     let model = Fixture::template(&open).build();
@@ -100,27 +80,16 @@ fn a_template_that_cannot_be_masked_is_an_error_and_never_all_ones() {
     let measured = "{% for m in messages %}{% set t %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}{{ t }}{{ t | length }}{% endfor %}";
     let model = Fixture::template(measured).build();
     let example = Format::Messages.read(&chat_row(TWO)).unwrap();
-    assert!(
-        model
-            .chat()
-            .tokens(&example, TrainOn::Assistant, SystemFallback::Stop)
-            .is_err()
-    );
+    assert!(model.chat().tokens(&example, TrainOn::Assistant, SystemFallback::Stop).is_err());
 }
 
 #[test]
 fn case_da_10_bos_exactly_once() {
     let row = chat_row(&[("user", "a"), ("assistant", "b")]);
-    for (template, bos) in [
-        (format!("{{{{ bos_token }}}}{CHATML}"), "template"),
-        (CHATML.to_string(), "post-processor"),
-    ] {
-        let model = Fixture {
-            bos_post: true,
-            template: template.into(),
-            ..Fixture::default()
-        }
-        .build();
+    for (template, bos) in
+        [(format!("{{{{ bos_token }}}}{CHATML}"), "template"), (CHATML.to_string(), "post-processor")]
+    {
+        let model = Fixture { bos_post: true, template: template.into(), ..Fixture::default() }.build();
         let tokens = model.tokens(&row);
         assert_eq!(tokens.row.ids[..2], [BOS, IM_START]);
         assert_eq!(tokens.row.ids.iter().filter(|i| **i == BOS).count(), 1);
@@ -128,39 +97,22 @@ fn case_da_10_bos_exactly_once() {
         let prompt = model.chat().prompt(&[("user", "a")]).unwrap();
         assert_eq!(prompt[..2], [BOS, IM_START]);
         assert_eq!(prompt.iter().filter(|i| **i == BOS).count(), 1);
-        assert_eq!(
-            tokens.row.ids[..prompt.len()],
-            prompt,
-            "training and generation see one prompt"
-        );
+        assert_eq!(tokens.row.ids[..prompt.len()], prompt, "training and generation see one prompt");
         assert_eq!(model.chat().text_prompt("hi").unwrap(), [BOS, 104, 105]);
         assert_eq!(model.chat().text_prompt("<bos>hi").unwrap(), [BOS, 104, 105]);
     }
     let model = Fixture::default().build();
     assert_eq!(model.tokens(&row).row.ids[0], IM_START);
-    let model = Fixture {
-        config: json!({"add_bos_token": true}),
-        ..Fixture::default()
-    }
-    .build();
+    let model = Fixture { config: json!({"add_bos_token": true}), ..Fixture::default() }.build();
     assert_eq!(model.tokens(&row).row.ids[..2], [BOS, IM_START]);
-    let model = Fixture {
-        bos_post: true,
-        config: json!({"add_bos_token": false}),
-        ..Fixture::default()
-    }
-    .build();
+    let model = Fixture { bos_post: true, config: json!({"add_bos_token": false}), ..Fixture::default() }.build();
     assert_eq!(model.tokens(&row).row.ids[0], IM_START);
 }
 
 #[test]
 fn case_da_11_the_end_token_keeps_its_label_whatever_pads() {
     for pad in [json!("<|im_end|>"), json!(null)] {
-        let model = Fixture {
-            config: json!({ "pad_token": pad }),
-            ..Fixture::default()
-        }
-        .build();
+        let model = Fixture { config: json!({ "pad_token": pad }), ..Fixture::default() }.build();
         let (short, long) = (
             chat_row(&[("user", "a"), ("assistant", "b")]),
             chat_row(&[("user", "a"), ("assistant", "b b b b b b b b b b b")]),
@@ -179,36 +131,19 @@ fn case_da_11_the_end_token_keeps_its_label_whatever_pads() {
 
 #[test]
 fn case_da_14_the_border_between_prompt_and_answer() {
-    let fixture = Fixture {
-        merges: vec![(".m", ".", "m"), ("Ġw", "Ġ", "w")],
-        ..Fixture::default()
-    };
+    let fixture = Fixture { merges: vec![(".m", ".", "m"), ("Ġw", "Ġ", "w")], ..Fixture::default() };
     let model = fixture.build();
-    for (prompt, completion, first) in [
-        ("use .", "mem", ".m"),
-        ("say ", "word", " w"),
-        ("say", " word", " w"),
-        ("é", "è", "è"),
-        ("", "x", "x"),
-    ] {
+    for (prompt, completion, first) in
+        [("use .", "mem", ".m"), ("say ", "word", " w"), ("say", " word", " w"), ("é", "è", "è"), ("", "x", "x")]
+    {
         let tokens = model.tokens(&json!({"prompt": prompt, "completion": completion}));
         let ids = &tokens.row.ids;
-        let joined = model
-            .chat()
-            .tokenizer()
-            .decode(&ids[..ids.len() - 1], false)
-            .unwrap();
+        let joined = model.chat().tokenizer().decode(&ids[..ids.len() - 1], false).unwrap();
         assert_eq!(joined, format!("{prompt}{completion}"));
-        assert_eq!(
-            (ids.last(), tokens.row.trained.last(), tokens.eos),
-            (Some(&IM_END), Some(&true), "appended")
-        );
+        assert_eq!((ids.last(), tokens.row.trained.last(), tokens.eos), (Some(&IM_END), Some(&true), "appended"));
         // The first trained token covers the first character of the answer, and every later token is trained.
-        let at = tokens
-            .offsets
-            .iter()
-            .position(|o| o.is_some_and(|(s, e)| s <= prompt.len() && e > prompt.len()))
-            .unwrap();
+        let at =
+            tokens.offsets.iter().position(|o| o.is_some_and(|(s, e)| s <= prompt.len() && e > prompt.len())).unwrap();
         let expected: Vec<bool> = (0..ids.len()).map(|i| i >= at && i > 0).collect();
         assert_eq!(tokens.row.trained, expected, "{prompt:?} {completion:?}");
         if first.is_ascii() {
@@ -220,11 +155,7 @@ fn case_da_14_the_border_between_prompt_and_answer() {
         (text.row.ids.as_slice(), text.row.trained.as_slice()),
         (&[97, 98, IM_END][..], &[false, true, true][..])
     );
-    assert_eq!(
-        model.tokens(&json!({"text": "ab<|im_end|>"})).row.ids,
-        [97, 98, IM_END],
-        "no second end token"
-    );
+    assert_eq!(model.tokens(&json!({"text": "ab<|im_end|>"})).row.ids, [97, 98, IM_END], "no second end token");
 }
 
 /// Drops what stands before `</think>` in all but the last assistant turn, as reasoning models' templates do.
@@ -240,39 +171,23 @@ fn case_da_15_thinking_that_the_template_drops_is_counted() {
         ("assistant", "<think>\nso\n</think>\n\nd"),
     ]);
     let tokens = model.tokens(&row);
-    assert_eq!(
-        trained_text(&model.chat(), &tokens),
-        "b<|im_end|>|<think>\nso\n</think>\n\nd<|im_end|>"
-    );
+    assert_eq!(trained_text(&model.chat(), &tokens), "b<|im_end|>|<think>\nso\n</think>\n\nd<|im_end|>");
     assert_eq!(tokens.vanished, "<think>\nhm\n</think>\n\n".chars().count());
     assert!(!tokens.text.contains("hm") && !tokens.inserted.contains(&true));
     let last = model.tokens_with(&row, TrainOn::LastAssistant);
-    assert_eq!(
-        trained_text(&model.chat(), &last),
-        "<think>\nso\n</think>\n\nd<|im_end|>"
-    );
+    assert_eq!(trained_text(&model.chat(), &last), "<think>\nso\n</think>\n\nd<|im_end|>");
 }
 
 #[test]
 fn case_da_15_inserted_thinking_is_trained_and_marked() {
     let model = Fixture::template(FORGETFUL).build();
     let tokens = model.tokens(&chat_row(&[("user", "q"), ("assistant", "b")]));
-    assert_eq!(
-        trained_text(&model.chat(), &tokens),
-        "<think>\n\n</think>\n\nb<|im_end|>"
-    );
+    assert_eq!(trained_text(&model.chat(), &tokens), "<think>\n\n</think>\n\nb<|im_end|>");
     let marked: Vec<bool> = tokens.inserted.iter().copied().filter(|i| *i).collect();
-    assert_eq!(
-        marked.len(),
-        "tnnTnn".len(),
-        "six tokens: two tags and four line ends"
-    );
+    assert_eq!(marked.len(), "tnnTnn".len(), "six tokens: two tags and four line ends");
     let row = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b", "reasoning_content": "why"}]});
     let tokens = model.tokens(&row);
-    assert_eq!(
-        trained_text(&model.chat(), &tokens),
-        "<think>\nwhy\n</think>\n\nb<|im_end|>"
-    );
+    assert_eq!(trained_text(&model.chat(), &tokens), "<think>\nwhy\n</think>\n\nb<|im_end|>");
     assert_eq!(tokens.vanished, 0);
     // A template that knows nothing of reasoning_content loses it, and that is counted.
     assert_eq!(Fixture::default().build().tokens(&row).vanished, 3);
@@ -285,18 +200,12 @@ fn case_da_16_both_forms_of_arguments_render_the_same_text() {
     let as_text = as_object.replace("tool_call.arguments | tojson", "tool_call.arguments");
     for template in [as_object, &as_text] {
         let model = Fixture::template(template).build();
-        for (name, object, text) in [
-            ("a", json!({"x": 1}), r#"{"x": 1}"#),
-            ("b", json!({"y": "s"}), r#"{"y":"s"}"#),
-        ] {
+        for (name, object, text) in [("a", json!({"x": 1}), r#"{"x": 1}"#), ("b", json!({"y": "s"}), r#"{"y":"s"}"#)] {
             let row = |arguments: Json| {
                 json!({"messages": [{"role": "user", "content": "q"},
                     {"role": "assistant", "content": null, "tool_calls": [{"name": name, "arguments": arguments}]}]})
             };
-            let (from_object, from_text) = (
-                model.tokens(&row(object.clone())),
-                model.tokens(&row(text.into())),
-            );
+            let (from_object, from_text) = (model.tokens(&row(object.clone())), model.tokens(&row(text.into())));
             assert_eq!(from_object, from_text);
             let want = format!("<tool_call>{name} {}<|im_end|>", super::template::dumps(&object));
             assert_eq!(trained_text(&model.chat(), &from_object), want, "{template}");
@@ -310,10 +219,7 @@ fn tool_turns_that_only_stand_with_their_calls_are_found_by_prefixes() {
     let model = Fixture::template(strict).build();
     let row = json!({"messages": [{"role": "user", "content": "q"},
         {"role": "assistant", "content": null, "tool_calls": [{"name": "f", "arguments": {}}]}, {"role": "tool", "content": "7"},]});
-    assert_eq!(
-        trained(&model, &row),
-        "[{\"name\": \"f\", \"arguments\": {}}]<|im_end|>"
-    );
+    assert_eq!(trained(&model, &row), "[{\"name\": \"f\", \"arguments\": {}}]<|im_end|>");
 }
 
 #[test]
@@ -327,13 +233,7 @@ fn prompt_and_completion_as_messages_train_the_completion_only() {
 #[test]
 fn text_of_more_than_one_byte_a_character_is_masked_whole() {
     let model = Fixture::default().build();
-    assert_eq!(
-        model
-            .tokens(&chat_row(&[("user", "日"), ("assistant", "é😀")]))
-            .row
-            .trained_tokens(),
-        2 + 4 + 1
-    );
+    assert_eq!(model.tokens(&chat_row(&[("user", "日"), ("assistant", "é😀")])).row.trained_tokens(), 2 + 4 + 1);
 }
 
 /// Text that looks like turns, tags and marks, in pieces.

@@ -20,10 +20,7 @@ impl Turn {
     /// A turn of `role` saying `content`.
     #[must_use]
     pub fn new(role: &str, content: &str, train: bool) -> Turn {
-        Turn {
-            message: serde_json::json!({"role": role, "content": content}),
-            train,
-        }
+        Turn { message: serde_json::json!({"role": role, "content": content}), train }
     }
     /// `system`, `user`, `assistant`, `tool`, …
     #[must_use]
@@ -38,9 +35,7 @@ impl Turn {
     /// Thinking kept apart from the content, under any of its usual names.
     #[must_use]
     pub fn reasoning(&self) -> Option<&str> {
-        ["reasoning_content", "reasoning", "thinking"]
-            .into_iter()
-            .find_map(|k| self.message.get(k)?.as_str())
+        ["reasoning_content", "reasoning", "thinking"].into_iter().find_map(|k| self.message.get(k)?.as_str())
     }
     /// Whether it calls tools.
     #[must_use]
@@ -66,9 +61,7 @@ fn role(name: &str) -> Option<&'static str> {
         "system" => "system",
         "developer" => "developer",
         "user" | "human" | "prompter" | "Human" | "User" => "user",
-        "assistant" | "gpt" | "model" | "chatgpt" | "bot" | "ai" | "bard" | "bing" | "Assistant" => {
-            "assistant"
-        }
+        "assistant" | "gpt" | "model" | "chatgpt" | "bot" | "ai" | "bard" | "bing" | "Assistant" => "assistant",
         "tool" | "function" | "observation" | "function_response" | "tool_response" | "ipython" => "tool",
         "function_call" | "tool_call" => "function_call",
         _ => return None,
@@ -80,11 +73,7 @@ fn role(name: &str) -> Option<&'static str> {
 /// # Errors
 /// Why the row can't be used.
 pub fn conversation(row: &Map<String, Json>, key: &str) -> Result<Conversation, Reason> {
-    let mut out = Conversation {
-        turns: turns(&row[key], key, true)?,
-        tools: tools(row)?,
-        kwargs: None,
-    };
+    let mut out = Conversation { turns: turns(&row[key], key, true)?, tools: tools(row)?, kwargs: None };
     if let Some(Json::String(system)) = row.get("system")
         && !system.trim().is_empty()
         && !out.turns.iter().any(|t| t.role() == "system")
@@ -106,11 +95,7 @@ pub fn turns(list: &Json, key: &str, train: bool) -> Result<Vec<Turn>, Reason> {
     if items.is_empty() {
         return Err(format!("`{key}` is empty"));
     }
-    items
-        .iter()
-        .enumerate()
-        .map(|(i, item)| turn(item, i, train))
-        .collect()
+    items.iter().enumerate().map(|(i, item)| turn(item, i, train)).collect()
 }
 
 fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
@@ -123,34 +108,20 @@ fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
         (None, Some(Json::String(name))) => ("from", name.clone()),
         _ => return Err("a message has no `role` (or `from`)".into()),
     };
-    let content_key = if map.contains_key("content") || !map.contains_key("value") {
-        "content"
-    } else {
-        "value"
-    };
+    let content_key = if map.contains_key("content") || !map.contains_key("value") { "content" } else { "value" };
     let Some(mut role) = role(&name) else {
-        return Err(format!(
-            "unknown role '{}'",
-            clean(&name).chars().take(40).collect::<String>()
-        ));
+        return Err(format!("unknown role '{}'", clean(&name).chars().take(40).collect::<String>()));
     };
     let mut content = text(map.get(content_key).unwrap_or(&Json::Null))
         .map_err(|what| format!("`{content_key}` of a message is {what}, not text"))?;
     if role == "function_call" {
         role = "assistant";
-        let call = content
-            .as_deref()
-            .and_then(|c| serde_json::from_str::<Json>(c).ok())
-            .filter(|c| c.get("name").is_some());
+        let call =
+            content.as_deref().and_then(|c| serde_json::from_str::<Json>(c).ok()).filter(|c| c.get("name").is_some());
         let Some(call) = call else {
-            return Err(format!(
-                "the function call isn't JSON with a name (message {index})"
-            ));
+            return Err(format!("the function call isn't JSON with a name (message {index})"));
         };
-        map.insert(
-            "tool_calls".into(),
-            serde_json::json!([{"type": "function", "function": call}]),
-        );
+        map.insert("tool_calls".into(), serde_json::json!([{"type": "function", "function": call}]));
         content = None;
     }
     if matches!(map.get("tool_calls"), Some(Json::Null))
@@ -173,12 +144,8 @@ fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
     message.insert("content".into(), content.map_or(Json::Null, Json::String));
     let own = [role_key, content_key, "role", "content", "weight", "train"];
     message.extend(map.into_iter().filter(|(k, _)| !own.contains(&k.as_str())));
-    let turn = Turn {
-        message: Json::Object(message),
-        train: train && weight && wanted,
-    };
-    let silent =
-        turn.content().is_none_or(|c| c.trim().is_empty()) && turn.reasoning().is_none_or(str::is_empty);
+    let turn = Turn { message: Json::Object(message), train: train && weight && wanted };
+    let silent = turn.content().is_none_or(|c| c.trim().is_empty()) && turn.reasoning().is_none_or(str::is_empty);
     if role == "assistant" && silent && !turn.calls_tools() {
         return Err("an assistant turn is empty".into());
     }
@@ -207,17 +174,10 @@ fn text(content: &Json) -> Result<Option<String>, &'static str> {
 /// Brings the arguments of each call to an object: the same text is rendered for both forms (DA-16).
 fn tool_calls(calls: &mut Json, index: usize) -> Result<(), Reason> {
     let Json::Array(calls) = calls else {
-        return Err(format!(
-            "`tool_calls` is {}, not a list (message {index})",
-            kind(calls)
-        ));
+        return Err(format!("`tool_calls` is {}, not a list (message {index})", kind(calls)));
     };
     for call in calls {
-        let place = if call.get("function").is_some_and(Json::is_object) {
-            &mut call["function"]
-        } else {
-            call
-        };
+        let place = if call.get("function").is_some_and(Json::is_object) { &mut call["function"] } else { call };
         let Json::Object(function) = place else {
             return Err(format!("a tool call isn't an object (message {index})"));
         };
@@ -241,9 +201,7 @@ fn tools(row: &Map<String, Json>) -> Result<Option<Vec<Json>>, Reason> {
     let list = match row.get("tools") {
         None | Some(Json::Null) => return Ok(None),
         Some(Json::String(text)) if text.trim().is_empty() => return Ok(None),
-        Some(Json::String(text)) => {
-            serde_json::from_str(text).map_err(|_| "`tools` isn't JSON".to_string())?
-        }
+        Some(Json::String(text)) => serde_json::from_str(text).map_err(|_| "`tools` isn't JSON".to_string())?,
         Some(other) => other.clone(),
     };
     match list {

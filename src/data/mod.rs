@@ -72,17 +72,8 @@ pub struct Dataset {
 ///
 /// # Errors
 /// Any fault of files, rows or template that isn't allowed by a flag; names file and line. No usable row.
-pub fn prepare(
-    config: &RunConfig,
-    checkpoint: &Checkpoint,
-    progress: &mut dyn FnMut(Stage),
-) -> Result<Dataset> {
-    pipeline::prepare(
-        config,
-        checkpoint.into(),
-        Date::day_of(clock::unix_now()),
-        progress,
-    )
+pub fn prepare(config: &RunConfig, checkpoint: &Checkpoint, progress: &mut dyn FnMut(Stage)) -> Result<Dataset> {
+    pipeline::prepare(config, checkpoint.into(), Date::day_of(clock::unix_now()), progress)
 }
 
 /// [`prepare`] with the template's date given, as [`DataFacts::template_date`] writes it.

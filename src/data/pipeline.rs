@@ -46,17 +46,11 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn of(data: &DataSection) -> Result<Settings> {
         if data.max_length < 2 {
-            return Err(Error::usage(format!(
-                "data.max_length = {} leaves nothing to predict",
-                data.max_length
-            ))
-            .next("set it to 2 or more"));
+            return Err(Error::usage(format!("data.max_length = {} leaves nothing to predict", data.max_length))
+                .next("set it to 2 or more"));
         }
         if !(0.0..1.0).contains(&data.eval_split) {
-            return Err(Error::usage(format!(
-                "data.eval_split = {} isn't between 0 and 1",
-                data.eval_split
-            )));
+            return Err(Error::usage(format!("data.eval_split = {} isn't between 0 and 1", data.eval_split)));
         }
         if data.packing {
             return Err(Error::usage("data.packing = true isn't there yet").next("set it to false"));
@@ -67,10 +61,8 @@ impl Settings {
             "drop" => OverLong::Drop,
             "error" => OverLong::Error,
             other => {
-                let what = format!(
-                    "data.over_long '{}' isn't one of truncate_end, truncate_start, drop, error",
-                    clean(other)
-                );
+                let what =
+                    format!("data.over_long '{}' isn't one of truncate_end, truncate_start, drop, error", clean(other));
                 return Err(Error::usage(what));
             }
         };
@@ -104,12 +96,7 @@ pub fn prepare(
         (out.train, out.eval) = super::tokens::read(data, &settings, model, &mut out.facts)?;
         return Ok(finish(data, config.train.seed, out));
     }
-    let total = data
-        .files
-        .iter()
-        .chain(&data.eval_files)
-        .map(|f| std::fs::metadata(f).map_or(0, |m| m.len()))
-        .sum();
+    let total = data.files.iter().chain(&data.eval_files).map(|f| std::fs::metadata(f).map_or(0, |m| m.len())).sum();
     let chat = Chat::open(model, data.template.as_deref(), date)?;
     let mut import = Import {
         chat: &chat,
@@ -122,12 +109,7 @@ pub fn prepare(
     };
     let train = import.files(&data.files)?;
     let eval = import.files(&data.eval_files)?;
-    (import.progress)(Stage {
-        name: "reading data".into(),
-        done: total,
-        total,
-        unit: "bytes".into(),
-    });
+    (import.progress)(Stage { name: "reading data".into(), done: total, total, unit: "bytes".into() });
     let mut tally = import.tally;
     tally.check(&settings, &chat)?;
     if train.is_empty() {
@@ -136,11 +118,7 @@ pub fn prepare(
     if eval.is_empty() && !data.eval_files.is_empty() {
         return Err(tally.nothing_usable(&data.eval_files));
     }
-    let mut out = Dataset {
-        train,
-        eval,
-        ..Dataset::default()
-    };
+    let mut out = Dataset { train, eval, ..Dataset::default() };
     tally.write_notes(&settings, &chat, &mut out);
     Ok(finish(data, config.train.seed, out))
 }
@@ -171,16 +149,9 @@ fn split(data: &DataSection, seed: u64, out: &mut Dataset) {
         ));
     }
     let trained: HashSet<&[u32]> = out.train.iter().map(|r| r.ids.as_slice()).collect();
-    let twins = out
-        .eval
-        .iter()
-        .filter(|r| trained.contains(r.ids.as_slice()))
-        .count();
+    let twins = out.eval.iter().filter(|r| trained.contains(r.ids.as_slice())).count();
     if twins > 0 {
-        out.notes.push(format!(
-            "{} held out though a training row is the same, token for token",
-            rows(twins as u64)
-        ));
+        out.notes.push(format!("{} held out though a training row is the same, token for token", rows(twins as u64)));
     }
 }
 
@@ -230,12 +201,12 @@ impl Import<'_> {
                     record.line,
                     fields(&record.value)
                 );
-                return Err(Error::data(what).next("rows hold messages, conversations, prompt and completion, instruction and output, or text"));
+                return Err(Error::data(what).next(
+                    "rows hold messages, conversations, prompt and completion, instruction and output, or text",
+                ));
             };
             let tokens = match format.read(&record.value) {
-                Ok(example) => self
-                    .chat
-                    .tokens(&example, self.settings.train_on, self.settings.system),
+                Ok(example) => self.chat.tokens(&example, self.settings.train_on, self.settings.system),
                 Err(reason) => Err(Refused::Row(reason)),
             };
             match tokens {

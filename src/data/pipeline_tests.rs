@@ -32,33 +32,18 @@ fn sized(p: usize, n: usize) -> Json {
 #[test]
 fn case_da_06_the_format_is_shown_and_can_be_overridden() {
     let data = run(&[ab(), ab()], |_| {}).unwrap();
-    assert_eq!(
-        (data.facts.format.as_str(), data.facts.rows_used),
-        ("messages", 2)
-    );
+    assert_eq!((data.facts.format.as_str(), data.facts.rows_used), ("messages", 2));
     assert!(noted(&data, "rows.jsonl: messages, 2 rows"), "{:?}", data.notes);
     let both = json!({"text": "t", "instruction": "i", "output": "o"});
-    assert_eq!(
-        run(std::slice::from_ref(&both), |_| {}).unwrap().facts.format,
-        "alpaca"
-    );
-    assert_eq!(
-        run(&[both], |c| c.data.format = "text".into()).unwrap().train[0].ids,
-        [b't'.into(), IM_END]
-    );
+    assert_eq!(run(std::slice::from_ref(&both), |_| {}).unwrap().facts.format, "alpaca");
+    assert_eq!(run(&[both], |c| c.data.format = "text".into()).unwrap().train[0].ids, [b't'.into(), IM_END]);
     // The first row names the file's format; others are counted, not guessed.
     let data = run(&[ab(), json!({"text": "x"})], |_| {}).unwrap();
-    assert_eq!(
-        data.facts.dropped["the row isn't in the file's format (messages)"],
-        1
-    );
+    assert_eq!(data.facts.dropped["the row isn't in the file's format (messages)"], 1);
     let unknown = chat_row(&[("narrator", "a"), ("assistant", "b")]);
     let data = run(&[ab(), unknown.clone(), unknown], |_| {}).unwrap();
     assert_eq!(data.facts.dropped["unknown role 'narrator'"], 2);
-    assert!(noted(
-        &data,
-        "left out 2 rows: unknown role 'narrator' (first at rows.jsonl:2)"
-    ));
+    assert!(noted(&data, "left out 2 rows: unknown role 'narrator' (first at rows.jsonl:2)"));
     assert!(refused(&[json!({"question": "a", "answer": "b"})], |_| {}).contains("`question`, `answer`"));
 }
 
@@ -79,32 +64,17 @@ fn case_da_07_one_summary_by_reason_with_first_lines() {
     ] {
         assert!(message.contains(part), "{message}");
     }
-    let rows = [
-        json!({"messages": []}),
-        json!({"messages": null}),
-        chat_row(&[("user", "a")]),
-        ab(),
-    ];
+    let rows = [json!({"messages": []}), json!({"messages": null}), chat_row(&[("user", "a")]), ab()];
     let data = run(&rows, |_| {}).unwrap();
     assert_eq!(data.facts.rows_used, 1);
     let dropped: Vec<_> = data.facts.dropped.iter().map(|(k, v)| (k.as_str(), *v)).collect();
-    assert_eq!(
-        dropped,
-        [
-            ("`messages` is empty", 1),
-            ("`messages` is null, not a list", 1),
-            ("no assistant turn", 1)
-        ]
-    );
+    assert_eq!(dropped, [("`messages` is empty", 1), ("`messages` is null, not a list", 1), ("no assistant turn", 1)]);
     assert!(refused(&[], |_| {}).contains("it holds no rows"));
 }
 
 #[test]
 fn many_different_reasons_are_counted_together() {
-    let rows: Vec<_> = (0..200)
-        .map(|i| chat_row(&[(&format!("r{i}"), "a")]))
-        .chain([ab()])
-        .collect();
+    let rows: Vec<_> = (0..200).map(|i| chat_row(&[(&format!("r{i}"), "a")])).chain([ab()]).collect();
     let data = run(&rows, |_| {}).unwrap();
     assert!(data.facts.dropped.len() <= 41);
     assert_eq!(data.facts.dropped.values().sum::<u64>(), 200);
@@ -128,19 +98,12 @@ fn case_da_08_a_template_without_a_system_role() {
             error.contains("2 rows have one (first at rows.jsonl:2)") && error.contains("system_fallback"),
             "{error}"
         );
-        let folded = model()
-            .prepare(&rows, |c| c.data.system_fallback = "fold".into())
-            .unwrap();
+        let folded = model().prepare(&rows, |c| c.data.system_fallback = "fold".into()).unwrap();
         assert_eq!(folded.facts.rows_used, 3);
-        assert!(noted(
-            &folded,
-            "takes no system turn: 2 folded into the next user turn (first at rows.jsonl:2)"
-        ));
+        assert!(noted(&folded, "takes no system turn: 2 folded into the next user turn (first at rows.jsonl:2)"));
         let text = text_of(&folded.train[1]);
         assert!(text.contains("<|im_start|>user\ns\n\na<|im_end|>"), "{text}");
-        let dropped = model()
-            .prepare(&rows, |c| c.data.system_fallback = "drop".into())
-            .unwrap();
+        let dropped = model().prepare(&rows, |c| c.data.system_fallback = "drop".into()).unwrap();
         assert_eq!(dropped.train[1], dropped.train[0]);
         assert!(noted(&dropped, "2 dropped"));
     }
@@ -150,51 +113,31 @@ fn case_da_08_a_template_without_a_system_role() {
 }
 
 fn text_of(row: &Row) -> String {
-    Fixture::default()
-        .build()
-        .chat()
-        .tokenizer()
-        .decode(&row.ids, false)
-        .unwrap()
+    Fixture::default().build().chat().tokenizer().decode(&row.ids, false).unwrap()
 }
 
 #[test]
 fn case_da_12_rows_without_a_trained_token() {
     let bad = sized(100, 5);
     let message = refused(&vec![bad.clone(); 3], |c| c.data.max_length = 64);
-    assert!(
-        message.contains("3 × nothing left to train after the cut to max_length"),
-        "{message}"
-    );
+    assert!(message.contains("3 × nothing left to train after the cut to max_length"), "{message}");
     assert!(message.contains("raise data.max_length"), "{message}");
     let mut rows = vec![sized(10, 5); 9];
     rows.insert(4, bad);
     let data = run(&rows, |c| c.data.max_length = 64).unwrap();
     assert_eq!(data.facts.rows_used, 9);
-    assert_eq!(
-        data.facts.dropped["nothing left to train after the cut to max_length"],
-        1
-    );
+    assert_eq!(data.facts.dropped["nothing left to train after the cut to max_length"], 1);
     assert!(data.train.iter().all(|r| r.trained_tokens() == 6));
 }
 
 #[test]
 fn case_da_15_the_data_set_says_how_much_thinking_vanishes() {
     let template = CHATML.replace("m['content']", "m['content'].split('</think>')[-1]");
-    let rows = [
-        chat_row(&[("user", "q"), ("assistant", "<think>12345</think>b")]),
-        ab(),
-    ];
-    let data = Fixture::template(&template)
-        .build()
-        .prepare(&rows, |_| {})
-        .unwrap();
+    let rows = [chat_row(&[("user", "q"), ("assistant", "<think>12345</think>b")]), ab()];
+    let data = Fixture::template(&template).build().prepare(&rows, |_| {}).unwrap();
     let n = "<think>12345</think>".len();
     assert!(
-        noted(
-            &data,
-            &format!("leaves out {n} characters of assistant text in 1 row (first at rows.jsonl:1)")
-        ),
+        noted(&data, &format!("leaves out {n} characters of assistant text in 1 row (first at rows.jsonl:1)")),
         "{:?}",
         data.notes
     );
@@ -213,15 +156,9 @@ fn case_da_19_what_happens_to_long_rows_is_counted() {
     };
     let end = with("truncate_end").unwrap();
     assert_eq!((end.facts.rows_used, end.facts.truncated), (9, 3));
-    assert_eq!(
-        end.facts.dropped["nothing left to train after the cut to max_length"],
-        1
-    );
+    assert_eq!(end.facts.dropped["nothing left to train after the cut to max_length"], 1);
     assert!(
-        noted(
-            &end,
-            "truncate_end: cut 3 rows to 64 tokens, 61 tokens lost (first at rows.jsonl:8)"
-        ),
+        noted(&end, "truncate_end: cut 3 rows to 64 tokens, 61 tokens lost (first at rows.jsonl:8)"),
         "{:?}",
         end.notes
     );
@@ -229,12 +166,7 @@ fn case_da_19_what_happens_to_long_rows_is_counted() {
 
     let start = with("truncate_start").unwrap();
     assert_eq!((start.facts.rows_used, start.facts.truncated), (10, 3));
-    assert!(
-        start
-            .train
-            .iter()
-            .all(|r| r.ids.len() <= 64 && r.ids.last() == Some(&IM_END))
-    );
+    assert!(start.train.iter().all(|r| r.ids.len() <= 64 && r.ids.last() == Some(&IM_END)));
     assert_eq!(start.train[9].trained_tokens(), 21);
 
     let drop = with("drop").unwrap();
@@ -243,20 +175,14 @@ fn case_da_19_what_happens_to_long_rows_is_counted() {
 
     let message = with("error").unwrap_err().to_string();
     assert!(
-        message.contains(
-            "3 rows are longer than max_length 64 (first at rows.jsonl:8; the longest has 101 tokens)"
-        ),
+        message.contains("3 rows are longer than max_length 64 (first at rows.jsonl:8; the longest has 101 tokens)"),
         "{message}"
     );
 }
 
 #[test]
 fn truncate_start_keeps_bos() {
-    let model = Fixture {
-        bos_post: true,
-        ..Fixture::default()
-    }
-    .build();
+    let model = Fixture { bos_post: true, ..Fixture::default() }.build();
     let data = model
         .prepare(&[sized(20, 5)], |c| {
             c.data.max_length = 8;
@@ -264,59 +190,33 @@ fn truncate_start_keeps_bos() {
         })
         .unwrap();
     assert_eq!(data.train[0].ids, [257, 112, 99, 99, 99, 99, 99, IM_END]);
-    assert_eq!(
-        data.train[0].trained,
-        [false, false, true, true, true, true, true, true]
-    );
+    assert_eq!(data.train[0].trained, [false, false, true, true, true, true, true, true]);
 }
 
 #[test]
 fn case_da_21_the_date_is_frozen_and_recorded() {
     let template = format!("{{{{ strftime_now('%d %b %Y') }}}}{CHATML}");
-    let data = Fixture::template(&template)
-        .build()
-        .prepare(&[ab()], |_| {})
-        .unwrap();
+    let data = Fixture::template(&template).build().prepare(&[ab()], |_| {}).unwrap();
     assert_eq!(data.facts.template_date, "2024-07-06");
     assert!(text_of(&data.train[0]).starts_with("06 Jul 2024"));
 }
 
 #[test]
 fn case_ex_15_the_report_gets_its_data_counts() {
-    let rows = [
-        ab(),
-        json!({"messages": []}),
-        chat_row(&[("user", "a"), ("assistant", &"b".repeat(100))]),
-    ];
+    let rows = [ab(), json!({"messages": []}), chat_row(&[("user", "a"), ("assistant", &"b".repeat(100))])];
     let data = run(&rows, |c| c.data.max_length = 64).unwrap();
     let f = &data.facts;
-    assert_eq!(
-        (
-            f.rows_used,
-            f.rows_eval,
-            f.truncated,
-            f.dropped.values().sum::<u64>()
-        ),
-        (2, 0, 1, 1)
-    );
-    assert_eq!(
-        f.tokens,
-        data.train.iter().map(|r| r.ids.len() as u64).sum::<u64>()
-    );
+    assert_eq!((f.rows_used, f.rows_eval, f.truncated, f.dropped.values().sum::<u64>()), (2, 0, 1, 1));
+    assert_eq!(f.tokens, data.train.iter().map(|r| r.ids.len() as u64).sum::<u64>());
     assert_eq!(f.trained_tokens, 2 + (64 - 20));
     assert_eq!(f.sha256.len(), 64);
     let json = serde_json::to_string(&data.facts).unwrap() + &data.notes.join("\n");
-    assert!(
-        !json.contains(std::env::temp_dir().to_str().unwrap()),
-        "no folder of this machine in the report: {json}"
-    );
+    assert!(!json.contains(std::env::temp_dir().to_str().unwrap()), "no folder of this machine in the report: {json}");
 }
 
 #[test]
 fn a_split_is_disjoint_seeded_and_stated() {
-    let rows: Vec<_> = (0..20)
-        .map(|i| chat_row(&[("user", "a"), ("assistant", &format!("b{i}"))]))
-        .collect();
+    let rows: Vec<_> = (0..20).map(|i| chat_row(&[("user", "a"), ("assistant", &format!("b{i}"))])).collect();
     let with = |seed| {
         run(&rows, |c| {
             c.data.eval_split = 0.2;
@@ -325,15 +225,7 @@ fn a_split_is_disjoint_seeded_and_stated() {
         .unwrap()
     };
     let data = with(42);
-    assert_eq!(
-        (
-            data.train.len(),
-            data.eval.len(),
-            data.facts.rows_used,
-            data.facts.rows_eval
-        ),
-        (16, 4, 16, 4)
-    );
+    assert_eq!((data.train.len(), data.eval.len(), data.facts.rows_used, data.facts.rows_eval), (16, 4, 16, 4));
     assert!(data.eval.iter().all(|r| !data.train.contains(r)));
     assert!(noted(&data, "held out 4 of 20 rows (eval_split 0.2, seed 42)"));
     assert_eq!(with(42).eval, data.eval);
@@ -355,11 +247,7 @@ fn eval_files_win_over_the_split() {
     assert_eq!((data.train.len(), data.eval.len()), (2, 1));
     let empty = model.data("empty.jsonl", &[]);
     assert!(
-        model
-            .prepare(&[ab()], |c| c.data.eval_files = vec![empty])
-            .unwrap_err()
-            .to_string()
-            .contains("empty.jsonl")
+        model.prepare(&[ab()], |c| c.data.eval_files = vec![empty]).unwrap_err().to_string().contains("empty.jsonl")
     );
 }
 
@@ -367,21 +255,10 @@ fn eval_files_win_over_the_split() {
 fn progress_counts_bytes_to_the_end() {
     let model = Fixture::default().build();
     let mut config = RunConfig::default();
-    config.data.files = vec![
-        model.data("a.jsonl", &vec![ab(); 250]),
-        model.data("b.jsonl", &[ab()]),
-    ];
-    let total: u64 = config
-        .data
-        .files
-        .iter()
-        .map(|f| std::fs::metadata(f).unwrap().len())
-        .sum();
+    config.data.files = vec![model.data("a.jsonl", &vec![ab(); 250]), model.data("b.jsonl", &[ab()])];
+    let total: u64 = config.data.files.iter().map(|f| std::fs::metadata(f).unwrap().len()).sum();
     let mut stages = Vec::new();
-    super::pipeline::prepare(&config, model.files(), super::Date::from_unix(0), &mut |s| {
-        stages.push(s)
-    })
-    .unwrap();
+    super::pipeline::prepare(&config, model.files(), super::Date::from_unix(0), &mut |s| stages.push(s)).unwrap();
     assert_eq!(stages.len(), 3 + 1 + 1);
     assert!(stages.windows(2).all(|w| w[0].done <= w[1].done) && stages.iter().all(|s| s.total == total));
     assert_eq!(stages.last().unwrap().done, total);
@@ -399,26 +276,10 @@ fn settings_that_make_no_sense_are_refused() {
 
 #[test]
 fn rows_that_need_a_template_say_so_when_there_is_none() {
-    let model = || {
-        Fixture {
-            template: Json::Null,
-            ..Fixture::default()
-        }
-        .build()
-    };
+    let model = || Fixture { template: Json::Null, ..Fixture::default() }.build();
     let error = model().prepare(&[ab()], |_| {}).unwrap_err().to_string();
-    assert!(
-        error.contains("no chat template") && error.contains("rows.jsonl:1"),
-        "{error}"
-    );
-    assert_eq!(
-        model()
-            .prepare(&[json!({"text": "a"})], |_| {})
-            .unwrap()
-            .facts
-            .rows_used,
-        1
-    );
+    assert!(error.contains("no chat template") && error.contains("rows.jsonl:1"), "{error}");
+    assert_eq!(model().prepare(&[json!({"text": "a"})], |_| {}).unwrap().facts.rows_used, 1);
 }
 
 #[test]
@@ -434,12 +295,6 @@ fn bad_lines_are_skipped_only_under_the_flag() {
     };
     assert!(with(false).unwrap_err().to_string().contains("line 3, column 2"));
     let data = with(true).unwrap();
-    assert_eq!(
-        (data.facts.rows_used, data.facts.dropped["not readable as JSON"]),
-        (2, 1)
-    );
-    assert!(noted(
-        &data,
-        "1 unreadable lines skipped (first: line 3, column 2"
-    ));
+    assert_eq!((data.facts.rows_used, data.facts.dropped["not readable as JSON"]), (2, 1));
+    assert!(noted(&data, "1 unreadable lines skipped (first: line 3, column 2"));
 }

@@ -49,17 +49,9 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
         return Err(Error::data(format!("'{}' is a folder", path.display())).next("name the files in it"));
     }
     let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
-    let mut source = Source {
-        reader: BufReader::with_capacity(1 << 18, file),
-        path,
-        sha: Sha256::new(),
-        offset: 0,
-        line: 1,
-    };
-    let mut summary = Summary {
-        bom: source.check_start()?,
-        ..Summary::default()
-    };
+    let mut source =
+        Source { reader: BufReader::with_capacity(1 << 18, file), path, sha: Sha256::new(), offset: 0, line: 1 };
+    let mut summary = Summary { bom: source.check_start()?, ..Summary::default() };
     let array = source.skip_blank_start(&mut summary.blank)? == Some(b'[');
     if array {
         source.advance(1)?;
@@ -67,11 +59,7 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
     let mut text = Vec::new();
     loop {
         text.clear();
-        let more = if array {
-            source.element(&mut text)?
-        } else {
-            source.line(&mut text)?
-        };
+        let more = if array { source.element(&mut text)? } else { source.line(&mut text)? };
         let Some((line, offset)) = more else { break };
         if !array && text.iter().all(u8::is_ascii_whitespace) {
             summary.blank += 1;
@@ -80,11 +68,7 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
         match parse(&text, line, offset) {
             Ok(value) => {
                 summary.rows += 1;
-                row(Record {
-                    value,
-                    line,
-                    end: source.offset,
-                })?;
+                row(Record { value, line, end: source.offset })?;
             }
             Err(fault) if skip_bad => {
                 summary.bad = Some(summary.bad.take().map_or((1, fault), |(n, first)| (n + 1, first)))
@@ -113,35 +97,19 @@ fn advice(text: &[u8], array: bool) -> &'static str {
 fn parse(bytes: &[u8], line: u64, offset: u64) -> Result<Json, String> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let at = e.valid_up_to();
-        format!(
-            "line {line}, byte {}: 0x{:02X} isn't UTF-8",
-            offset + at as u64,
-            bytes[at]
-        )
+        format!("line {line}, byte {}: 0x{:02X} isn't UTF-8", offset + at as u64, bytes[at])
     })?;
     let value: Json = serde_json::from_str(text).map_err(|e| {
         // serde_json ends its message with the place inside this text; ours is the place in the file.
         let what = e.to_string();
         let what = what.split(" at line ").next().unwrap_or_default();
-        let before: usize = text
-            .split_inclusive('\n')
-            .take(e.line().saturating_sub(1))
-            .map(str::len)
-            .sum();
+        let before: usize = text.split_inclusive('\n').take(e.line().saturating_sub(1)).map(str::len).sum();
         let at = offset + (before + e.column().saturating_sub(1)) as u64;
-        format!(
-            "line {}, column {} (byte {at}): {}",
-            line + e.line().saturating_sub(1) as u64,
-            e.column(),
-            clean(what)
-        )
+        format!("line {}, column {} (byte {at}): {}", line + e.line().saturating_sub(1) as u64, e.column(), clean(what))
     })?;
     if has_nul(&value) {
         let at = text.find("\\u0000").unwrap_or(0);
-        return Err(format!(
-            "line {line}, byte {}: the character NUL (\\u0000)",
-            offset + at as u64
-        ));
+        return Err(format!("line {line}, byte {}: the character NUL (\\u0000)", offset + at as u64));
     }
     Ok(value)
 }
@@ -165,17 +133,12 @@ struct Source<'p> {
 
 impl Source<'_> {
     fn peek(&mut self) -> Result<&[u8]> {
-        self.reader
-            .fill_buf()
-            .map_err(|e| Error::io("read", self.path, e))
+        self.reader.fill_buf().map_err(|e| Error::io("read", self.path, e))
     }
 
     /// Takes `n` bytes that [`Source::peek`] showed.
     fn advance(&mut self, n: usize) -> Result<()> {
-        let buffer = self
-            .reader
-            .fill_buf()
-            .map_err(|e| Error::io("read", self.path, e))?;
+        let buffer = self.reader.fill_buf().map_err(|e| Error::io("read", self.path, e))?;
         self.sha.update(&buffer[..n]);
         self.line += buffer[..n].iter().filter(|b| **b == b'\n').count() as u64;
         self.offset += n as u64;
@@ -211,10 +174,8 @@ impl Source<'_> {
             h if h.starts_with(b"version https://git-lfs") => "a Git-LFS pointer",
             _ => return Ok(false),
         };
-        Err(
-            Error::data(format!("'{}' is {what}, not UTF-8 JSON", self.path.display()))
-                .next("convert it to JSONL in UTF-8"),
-        )
+        Err(Error::data(format!("'{}' is {what}, not UTF-8 JSON", self.path.display()))
+            .next("convert it to JSONL in UTF-8"))
     }
 
     /// Skips white space before the first row; counts whole blank lines. The first byte after it.
@@ -313,22 +274,14 @@ impl Source<'_> {
         if text.len() <= MAX_ROW {
             return Ok(());
         }
-        let what = format!(
-            "'{}' line {line} (byte {offset}) is longer than {} MiB",
-            self.path.display(),
-            MAX_ROW >> 20
-        );
+        let what =
+            format!("'{}' line {line} (byte {offset}) is longer than {} MiB", self.path.display(), MAX_ROW >> 20);
         Err(Error::data(what).next("write one row per line"))
     }
 
     fn broken(&self, what: &str) -> Error {
-        Error::data(format!(
-            "'{}' line {} (byte {}): {what}",
-            self.path.display(),
-            self.line,
-            self.offset
-        ))
-        .next("is the copy complete?")
+        Error::data(format!("'{}' line {} (byte {}): {what}", self.path.display(), self.line, self.offset))
+            .next("is the copy complete?")
     }
 }
 
@@ -369,16 +322,12 @@ mod tests {
         };
         assert!(fault(&utf16(false)).contains("UTF-16LE"));
         assert!(fault(&utf16(true)).contains("UTF-16BE"));
-        assert!(
-            fault(&utf16(false)[2..]).contains("UTF-16LE"),
-            "also without its mark"
-        );
+        assert!(fault(&utf16(false)[2..]).contains("UTF-16LE"), "also without its mark");
     }
 
     #[test]
     fn case_da_02_line_ends_blank_lines_and_a_broken_line() {
-        let text =
-            "{\"text\":\"a\"}\r\n\r\n{\"text\":\"b\"}\r\n   \r\n{\"text\":\"c\"}\r\n\r\n{\"text\":\"d\"}";
+        let text = "{\"text\":\"a\"}\r\n\r\n{\"text\":\"b\"}\r\n   \r\n{\"text\":\"c\"}\r\n\r\n{\"text\":\"d\"}";
         let (out, summary) = rows(text.as_bytes(), false).unwrap();
         assert_eq!(out.iter().map(|r| r.0).collect::<Vec<_>>(), [1, 3, 5, 7]);
         assert!(out.iter().all(|r| !r.1["text"].as_str().unwrap().contains('\r')));
@@ -398,28 +347,16 @@ mod tests {
     #[test]
     fn case_da_04_bytes_that_are_not_text_are_refused_with_their_place() {
         let message = fault(b"{\"text\":\"a\"}\n{\"text\":\"caf\xe9\"}\n");
-        assert!(
-            message.contains("rows.jsonl") && message.contains("line 2, byte 25: 0xE9 isn't UTF-8"),
-            "{message}"
-        );
+        assert!(message.contains("rows.jsonl") && message.contains("line 2, byte 25: 0xE9 isn't UTF-8"), "{message}");
         let message = fault(b"{\"text\":\"a\"}\n{\"text\":\"\\ud800\"}\n");
         assert!(
-            message.contains("line 2, column")
-                && message.contains("(byte 2")
-                && message.contains("hex escape"),
+            message.contains("line 2, column") && message.contains("(byte 2") && message.contains("hex escape"),
             "{message}"
         );
         let message = fault(b"{\"text\":\"\\u0000\"}\n");
-        assert!(
-            message.contains("line 1, byte 9") && message.contains("NUL"),
-            "{message}"
-        );
+        assert!(message.contains("line 1, byte 9") && message.contains("NUL"), "{message}");
         assert!(fault(b"{\"text\":\"a\x00b\"}\n").contains("line 1"));
-        let (out, summary) = rows(
-            b"{\"text\":\"\\u0000\"}\n{\"text\":\"\xe9\"}\n{\"text\":\"ok\"}\n",
-            true,
-        )
-        .unwrap();
+        let (out, summary) = rows(b"{\"text\":\"\\u0000\"}\n{\"text\":\"\xe9\"}\n{\"text\":\"ok\"}\n", true).unwrap();
         assert_eq!((out.len(), summary.bad.unwrap().0), (1, 2));
     }
 
@@ -438,12 +375,7 @@ mod tests {
         })
         .unwrap_err();
         assert_eq!(seen, 1);
-        assert!(
-            error
-                .to_string()
-                .contains("line 2 (byte 14) is longer than 64 MiB"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("line 2 (byte 14) is longer than 64 MiB"), "{error}");
     }
 
     #[test]

@@ -103,16 +103,9 @@ mod tests {
     fn the_permutation_is_fixed_for_ever() {
         // ChaCha8, all-zero key: keystream of strombergson's test vectors TC1 (64-bit counter and IV 0).
         let mut rng = ChaCha8Rng::from_seed([0; 32]);
-        assert_eq!(
-            rng.next_u64().to_le_bytes(),
-            [0x3e, 0x00, 0xef, 0x2f, 0x89, 0x5f, 0x40, 0xd6]
-        );
+        assert_eq!(rng.next_u64().to_le_bytes(), [0x3e, 0x00, 0xef, 0x2f, 0x89, 0x5f, 0x40, 0xd6]);
         // These orders were recorded once; a change here breaks the resume of every existing run.
-        let s = Sampler {
-            n_rows: 8,
-            rows_per_step: 8,
-            seed: 42,
-        };
+        let s = Sampler { n_rows: 8, rows_per_step: 8, seed: 42 };
         assert_eq!(s.rows(0), RECORDED[0]);
         assert_eq!(s.rows(1), RECORDED[1]);
     }
@@ -120,24 +113,12 @@ mod tests {
 
     #[test]
     fn nothing_to_sample_is_an_empty_step() {
-        assert!(
-            Sampler {
-                n_rows: 0,
-                rows_per_step: 4,
-                seed: 1
-            }
-            .rows(3)
-            .is_empty()
-        );
+        assert!(Sampler { n_rows: 0, rows_per_step: 4, seed: 1 }.rows(3).is_empty());
     }
 
     #[test]
     fn a_step_larger_than_the_set_wraps_over_epochs() {
-        let s = Sampler {
-            n_rows: 3,
-            rows_per_step: 7,
-            seed: 5,
-        };
+        let s = Sampler { n_rows: 3, rows_per_step: 7, seed: 5 };
         let rows = s.rows(0);
         assert_eq!(rows.len(), 7);
         let mut first = rows[..3].to_vec();
@@ -188,11 +169,7 @@ mod tests {
 
     #[test]
     fn seeds_and_epochs_differ() {
-        let s = |seed| Sampler {
-            n_rows: 50,
-            rows_per_step: 50,
-            seed,
-        };
+        let s = |seed| Sampler { n_rows: 50, rows_per_step: 50, seed };
         assert_ne!(s(1).rows(0), s(2).rows(0));
         assert_ne!(s(1).rows(0), s(1).rows(1));
     }
@@ -201,12 +178,7 @@ mod tests {
     fn no_first_place_is_favoured() {
         let mut counts = [0u32; 5];
         for seed in 0..5000 {
-            counts[Sampler {
-                n_rows: 5,
-                rows_per_step: 1,
-                seed,
-            }
-            .rows(0)[0]] += 1;
+            counts[Sampler { n_rows: 5, rows_per_step: 1, seed }.rows(0)[0]] += 1;
         }
         // 1000 expected, standard deviation 28: six of them on either side.
         assert!(counts.iter().all(|c| (830..1170).contains(c)), "{counts:?}");

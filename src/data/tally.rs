@@ -17,8 +17,7 @@ const OTHER: &str = "other reasons";
 
 /// A file's name without its folder: places in reports name no home.
 pub(super) fn file_name(path: &Path) -> String {
-    path.file_name()
-        .map_or_else(|| "?".into(), |n| clean(&n.to_string_lossy()))
+    path.file_name().map_or_else(|| "?".into(), |n| clean(&n.to_string_lossy()))
 }
 
 /// `1 row`, `2 rows`.
@@ -67,18 +66,11 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn drop(&mut self, reason: &str, place: &str) {
         let known = self.dropped.contains_key(reason) || self.dropped.len() < MAX_REASONS;
-        self.dropped
-            .entry(if known { reason } else { OTHER }.to_string())
-            .or_default()
-            .add(1, place);
+        self.dropped.entry(if known { reason } else { OTHER }.to_string()).or_default().add(1, place);
     }
 
     pub(super) fn file(&mut self, name: &str, format: Option<Format>, summary: &reader::Summary) {
-        let mut line = format!(
-            "{name}: {}, {}",
-            format.map_or("no rows", Format::name),
-            rows(summary.rows)
-        );
+        let mut line = format!("{name}: {}, {}", format.map_or("no rows", Format::name), rows(summary.rows));
         if summary.bom {
             line += ", starts with a byte order mark";
         }
@@ -95,19 +87,12 @@ impl Tally {
     }
 
     /// The row to keep of `tokens`, cut as the settings say.
-    pub(super) fn take(
-        &mut self,
-        tokens: Tokens,
-        settings: &Settings,
-        chat: &Chat,
-        place: &str,
-    ) -> Option<Row> {
+    pub(super) fn take(&mut self, tokens: Tokens, settings: &Settings, chat: &Chat, place: &str) -> Option<Row> {
         self.system_turns.add(tokens.system_turns as u64, place);
         self.vanished.add(tokens.vanished as u64, place);
         self.vanished_rows += u64::from(tokens.vanished > 0);
         self.unclosed.add(tokens.unclosed as u64, place);
-        self.inserted
-            .add(tokens.inserted.iter().filter(|i| **i).count() as u64, place);
+        self.inserted.add(tokens.inserted.iter().filter(|i| **i).count() as u64, place);
         self.bos.insert(tokens.bos);
         self.eos.insert(tokens.eos);
         let (mut row, max) = (tokens.row, settings.max_length);
@@ -128,11 +113,7 @@ impl Tally {
                     row.trained.truncate(max);
                 }
                 OverLong::TruncateStart => {
-                    let keep = usize::from(
-                        chat.tokenizer()
-                            .bos()
-                            .is_some_and(|b| row.ids.first() == Some(&b)),
-                    );
+                    let keep = usize::from(chat.tokenizer().bos().is_some_and(|b| row.ids.first() == Some(&b)));
                     row.ids.drain(keep..keep + length - max);
                     row.trained.drain(keep..keep + length - max);
                     row.trained[0] = false;
@@ -145,11 +126,7 @@ impl Tally {
             return Some(row);
         }
         self.drop(
-            if length > max {
-                "nothing left to train after the cut to max_length"
-            } else {
-                "no token to train"
-            },
+            if length > max { "nothing left to train after the cut to max_length" } else { "no token to train" },
             place,
         );
         None
@@ -179,22 +156,15 @@ impl Tally {
     pub(super) fn nothing_usable(&self, files: &[PathBuf]) -> Error {
         let names: Vec<_> = files.iter().map(|f| format!("'{}'", f.display())).collect();
         let mut what = format!("no usable row in {}", names.join(", "));
-        let reasons: Vec<_> = self
-            .dropped
-            .iter()
-            .map(|(why, c)| format!("{} × {why} (first at {})", c.n, c.first))
-            .collect();
+        let reasons: Vec<_> =
+            self.dropped.iter().map(|(why, c)| format!("{} × {why} (first at {})", c.n, c.first)).collect();
         if reasons.is_empty() {
             what += ": it holds no rows";
         } else {
             what = format!("{what}: {}", reasons.join("; "));
         }
         let cut = self.dropped.keys().any(|k| k.contains("max_length"));
-        Error::data(what).next(if cut {
-            "raise data.max_length, or set data.over_long"
-        } else {
-            "repair the rows"
-        })
+        Error::data(what).next(if cut { "raise data.max_length, or set data.over_long" } else { "repair the rows" })
     }
 
     pub(super) fn write_notes(&mut self, settings: &Settings, chat: &Chat, out: &mut Dataset) {
@@ -202,9 +172,7 @@ impl Tally {
         facts.format = self.formats.iter().copied().collect::<Vec<_>>().join("+");
         facts.dropped = self.dropped.iter().map(|(why, c)| (why.clone(), c.n)).collect();
         if self.bad_lines > 0 {
-            facts
-                .dropped
-                .insert("not readable as JSON".into(), self.bad_lines);
+            facts.dropped.insert("not readable as JSON".into(), self.bad_lines);
         }
         facts.truncated = self.cut.n;
         facts.template_date = chat.date().iso();
@@ -214,15 +182,8 @@ impl Tally {
         };
         let notes = &mut out.notes;
         notes.append(&mut self.files);
-        notes.extend(
-            chat.template_origin()
-                .map(|t| format!("chat template: {}", clean(t))),
-        );
-        notes.push(format!(
-            "BOS: {}; end token: {}",
-            join(&self.bos),
-            join(&self.eos)
-        ));
+        notes.extend(chat.template_origin().map(|t| format!("chat template: {}", clean(t))));
+        notes.push(format!("BOS: {}; end token: {}", join(&self.bos), join(&self.eos)));
         for (why, c) in &self.dropped {
             notes.push(format!("left out {}: {why} (first at {})", rows(c.n), c.first));
         }
@@ -231,53 +192,25 @@ impl Tally {
                 notes.push(format!("{text} (first at {})", c.first));
             }
         };
-        let how = if settings.over_long == OverLong::TruncateStart {
-            "truncate_start"
-        } else {
-            "truncate_end"
-        };
+        let how = if settings.over_long == OverLong::TruncateStart { "truncate_start" } else { "truncate_end" };
         let lost = self.cut_tokens;
         note(
             &self.cut,
-            format!(
-                "{how}: cut {} to {} tokens, {lost} tokens lost",
-                rows(self.cut.n),
-                settings.max_length
-            ),
+            format!("{how}: cut {} to {} tokens, {lost} tokens lost", rows(self.cut.n), settings.max_length),
         );
-        let done = if settings.system == SystemFallback::Fold {
-            "folded into the next user turn"
-        } else {
-            "dropped"
-        };
+        let done = if settings.system == SystemFallback::Fold { "folded into the next user turn" } else { "dropped" };
         let n = self.system_turns.n;
-        note(
-            &self.system_turns,
-            format!("the chat template takes no system turn: {n} {done}"),
-        );
+        note(&self.system_turns, format!("the chat template takes no system turn: {n} {done}"));
         let (n, places) = (self.vanished.n, rows(self.vanished_rows));
-        note(
-            &self.vanished,
-            format!("the chat template leaves out {n} characters of assistant text in {places}"),
-        );
-        note(
-            &self.inserted,
-            format!(
-                "{} trained tokens are the template's own, not the data's",
-                self.inserted.n
-            ),
-        );
+        note(&self.vanished, format!("the chat template leaves out {n} characters of assistant text in {places}"));
+        note(&self.inserted, format!("{} trained tokens are the template's own, not the data's", self.inserted.n));
         note(
             &self.unclosed,
-            format!(
-                "{} trained turns have no end token: the model won't learn to stop there",
-                self.unclosed.n
-            ),
+            format!("{} trained turns have no end token: the model won't learn to stop there", self.unclosed.n),
         );
         let tokenizer = chat.tokenizer();
-        if let Some(eos) = tokenizer
-            .eos()
-            .filter(|e| self.eos.contains("appended") && tokenizer.stops().first() != Some(e))
+        if let Some(eos) =
+            tokenizer.eos().filter(|e| self.eos.contains("appended") && tokenizer.stops().first() != Some(e))
         {
             notes.push(format!(
                 "rows end in '{}' (the tokenizer's end token), which the model config doesn't name first",

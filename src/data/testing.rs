@@ -16,16 +16,8 @@ pub const VOCAB: usize = 264;
 pub const BOS: u32 = 257;
 pub const IM_START: u32 = 259;
 pub const IM_END: u32 = 260;
-const SPECIALS: [&str; 8] = [
-    "<pad>",
-    "<bos>",
-    "<eos>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-];
+const SPECIALS: [&str; 8] =
+    ["<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>"];
 
 pub const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
@@ -46,11 +38,7 @@ impl Default for Fixture {
             bos_post: false,
             config: json!({}),
             merges: Vec::new(),
-            special: SpecialIds {
-                bos: Some(BOS),
-                eos: vec![258],
-                pad: Some(256),
-            },
+            special: SpecialIds { bos: Some(BOS), eos: vec![258], pad: Some(256) },
         }
     }
 }
@@ -64,10 +52,7 @@ pub struct Model {
 
 impl Fixture {
     pub fn template(source: &str) -> Fixture {
-        Fixture {
-            template: source.into(),
-            ..Fixture::default()
-        }
+        Fixture { template: source.into(), ..Fixture::default() }
     }
 
     pub fn build(self) -> Model {
@@ -83,21 +68,13 @@ impl Fixture {
             config[key] = value.clone();
         }
         write(dir.path(), "tokenizer_config.json", &config);
-        Model {
-            dir,
-            vocab: VOCAB + self.merges.len(),
-            special: self.special,
-        }
+        Model { dir, vocab: VOCAB + self.merges.len(), special: self.special }
     }
 }
 
 impl Model {
     pub fn files(&self) -> ModelFiles<'_> {
-        ModelFiles {
-            dir: self.dir.path(),
-            vocab: self.vocab,
-            special: &self.special,
-        }
+        ModelFiles { dir: self.dir.path(), vocab: self.vocab, special: &self.special }
     }
     pub fn chat(&self) -> Chat {
         self.try_chat().unwrap()
@@ -111,9 +88,7 @@ impl Model {
     }
     pub fn tokens_with(&self, row: &Json, train_on: TrainOn) -> Tokens {
         let example = Format::detect(row).unwrap().read(row).unwrap();
-        self.chat()
-            .tokens(&example, train_on, SystemFallback::Stop)
-            .unwrap()
+        self.chat().tokens(&example, train_on, SystemFallback::Stop).unwrap()
     }
     /// A data file with one row a line.
     pub fn data(&self, name: &str, rows: &[Json]) -> PathBuf {
@@ -174,12 +149,7 @@ fn tokenizer(post: Option<Json>, merges: &[(&str, &str, &str)]) -> Json {
     }
     if !merges.is_empty() {
         // The crate numbers added tokens from the vocabulary's length on, so the places between must be taken.
-        vocab.extend(
-            SPECIALS
-                .iter()
-                .enumerate()
-                .map(|(i, s)| (s.to_string(), (256 + i).into())),
-        );
+        vocab.extend(SPECIALS.iter().enumerate().map(|(i, s)| (s.to_string(), (256 + i).into())));
     }
     for (i, (token, ..)) in merges.iter().enumerate() {
         vocab.insert((*token).into(), (VOCAB + i).into());
@@ -187,8 +157,7 @@ fn tokenizer(post: Option<Json>, merges: &[(&str, &str, &str)]) -> Json {
     let added: Vec<Json> = SPECIALS.iter().enumerate()
         .map(|(i, s)| json!({"id": 256 + i, "content": s, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}))
         .collect();
-    let level =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
         "pre_tokenizer": level, "post_processor": post, "decoder": level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,

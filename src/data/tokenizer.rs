@@ -63,28 +63,20 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         if !path.exists() {
             let error = Error::checkpoint(format!("'{}' is missing", path.display()));
-            return Err(
-                if dir.join("tokenizer.model").exists() || dir.join("vocab.json").exists() {
-                    error.next("convert the slow tokenizer with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)")
-                } else {
-                    error.next("copy the checkpoint's tokenizer files into the folder")
-                },
-            );
+            return Err(if dir.join("tokenizer.model").exists() || dir.join("vocab.json").exists() {
+                error.next("convert the slow tokenizer with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)")
+            } else {
+                error.next("copy the checkpoint's tokenizer files into the folder")
+            });
         }
         let bytes = read_file(&path, MAX_TOKENIZER)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| {
-            Error::checkpoint(format!(
-                "'{}' isn't a tokenizer: {}",
-                path.display(),
-                clean(&e.to_string())
-            ))
+            Error::checkpoint(format!("'{}' isn't a tokenizer: {}", path.display(), clean(&e.to_string())))
         })?;
         check_added(&bytes, &inner, &path)?;
         // Rows are cut and padded by us, with counts, or not at all.
         inner.with_padding(None);
-        let bad = |e: tokenizers::Error| {
-            Error::checkpoint(format!("'{}': {}", path.display(), clean(&e.to_string())))
-        };
+        let bad = |e: tokenizers::Error| Error::checkpoint(format!("'{}': {}", path.display(), clean(&e.to_string())));
         inner.with_truncation(None).map_err(bad)?;
         let (prefix, suffix) = affixes(&inner).map_err(bad)?;
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
@@ -92,20 +84,9 @@ impl Tokenizer {
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         let map = read_json(&dir.join("special_tokens_map.json"))?;
         let mut specials = Vec::new();
-        for name in [
-            "bos_token",
-            "eos_token",
-            "pad_token",
-            "unk_token",
-            "sep_token",
-            "cls_token",
-            "mask_token",
-        ] {
+        for name in ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"] {
             // A null in tokenizer_config.json says "none" and wins over the older map.
-            let text = [&config, &map]
-                .into_iter()
-                .find_map(|file| file.get(name))
-                .and_then(token_text);
+            let text = [&config, &map].into_iter().find_map(|file| file.get(name)).and_then(token_text);
             specials.extend(text.map(|t| (name.to_string(), t)));
         }
         let id_of = |name: &str| {
@@ -115,11 +96,8 @@ impl Tokenizer {
         let (bos, eos, pad) = (id_of("bos_token"), id_of("eos_token"), id_of("pad_token"));
         let mut stops = special.eos.clone();
         stops.extend(eos.filter(|e| !special.eos.contains(e)));
-        let mut added: Vec<(String, u32)> = inner
-            .get_added_tokens_decoder()
-            .iter()
-            .map(|(id, t)| (t.content.clone(), *id))
-            .collect();
+        let mut added: Vec<(String, u32)> =
+            inner.get_added_tokens_decoder().iter().map(|(id, t)| (t.content.clone(), *id)).collect();
         // Longest first, so that a token isn't taken for a shorter one that starts it.
         added.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.0.cmp(&b.0)));
         Ok(Tokenizer {
@@ -156,10 +134,7 @@ impl Tokenizer {
             ))
             .next("use the tokenizer that belongs to this checkpoint"));
         }
-        Ok(Encoded {
-            ids: encoding.get_ids().to_vec(),
-            offsets: encoding.get_offsets().to_vec(),
-        })
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
     /// Text of `ids`; `skip_special` leaves special tokens out.
@@ -226,10 +201,7 @@ impl Tokenizer {
     /// The special or added token that `text` starts with: its length in bytes and its id.
     #[must_use]
     pub fn special_at(&self, text: &str) -> Option<(usize, u32)> {
-        self.added
-            .iter()
-            .find(|(token, _)| !token.is_empty() && text.starts_with(token))
-            .map(|(t, id)| (t.len(), *id))
+        self.added.iter().find(|(token, _)| !token.is_empty() && text.starts_with(token)).map(|(t, id)| (t.len(), *id))
     }
 
     /// What goes in front of a row that starts with `first`, so that it begins with BOS exactly once, and who asks for
@@ -252,11 +224,7 @@ impl Tokenizer {
     /// unless it is there.
     #[must_use]
     pub fn closing(&self, last: Option<u32>) -> Vec<u32> {
-        let mut out = if self.suffix.first() == last.as_ref() {
-            Vec::new()
-        } else {
-            self.suffix.clone()
-        };
+        let mut out = if self.suffix.first() == last.as_ref() { Vec::new() } else { self.suffix.clone() };
         let end = out.last().copied().or(last);
         out.extend(self.eos.filter(|e| end != Some(*e)));
         out
@@ -282,12 +250,8 @@ fn check_added(bytes: &[u8], inner: &tokenizers::Tokenizer, path: &Path) -> Resu
         let real = inner.token_to_id(&token.content);
         if real != Some(token.id) {
             let real = real.map_or_else(|| "none".into(), |id| id.to_string());
-            return Err(bad(format!(
-                "token '{}' should have id {} but gets {real}",
-                clean(&token.content),
-                token.id
-            ))
-            .next("the vocabulary has gaps; fetch the tokenizer files again"));
+            return Err(bad(format!("token '{}' should have id {} but gets {real}", clean(&token.content), token.id))
+                .next("the vocabulary has gaps; fetch the tokenizer files again"));
         }
     }
     Ok(())
@@ -298,38 +262,28 @@ fn affixes(inner: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), tokeni
     let with = inner.encode("a", true)?.get_ids().to_vec();
     let without = inner.encode("a", false)?.get_ids().to_vec();
     let at = with.windows(without.len().max(1)).position(|w| w == without);
-    Ok(at.map_or_else(Default::default, |at| {
-        (with[..at].to_vec(), with[at + without.len()..].to_vec())
-    }))
+    Ok(at.map_or_else(Default::default, |at| (with[..at].to_vec(), with[at + without.len()..].to_vec())))
 }
 
 /// A token in a config: text, or an object that holds it as `content`.
 fn token_text(value: &Json) -> Option<String> {
-    value
-        .as_str()
-        .or_else(|| value.get("content")?.as_str())
-        .map(String::from)
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(String::from)
 }
 
 /// The folder's templates: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json` (text, or a list of
 /// name and template), else `chat_template.json`; the order in which transformers looks.
 fn templates(dir: &Path, config: &Json) -> Result<Vec<TemplateSource>> {
     let one = |source: &str, origin: &str| {
-        vec![TemplateSource {
-            name: "default".into(),
-            source: source.into(),
-            origin: origin.into(),
-        }]
+        vec![TemplateSource { name: "default".into(), source: source.into(), origin: origin.into() }]
     };
     let jinja = dir.join("chat_template.jinja");
     if jinja.exists() {
         return Ok(one(&read_template(&jinja)?, "chat_template.jinja"));
     }
     let json = read_json(&dir.join("chat_template.json"))?;
-    for (value, origin) in [
-        (config.get("chat_template"), "tokenizer_config.json"),
-        (json.get("chat_template"), "chat_template.json"),
-    ] {
+    for (value, origin) in
+        [(config.get("chat_template"), "tokenizer_config.json"), (json.get("chat_template"), "chat_template.json")]
+    {
         match value {
             Some(Json::String(source)) => return Ok(one(source, origin)),
             Some(Json::Array(list)) => {
@@ -366,13 +320,8 @@ fn templates(dir: &Path, config: &Json) -> Result<Vec<TemplateSource>> {
 /// # Errors
 /// It can't be read, is too long or isn't UTF-8.
 pub fn read_template(path: &Path) -> Result<String> {
-    String::from_utf8(read_file(path, MAX_TEMPLATE)?).map_err(|e| {
-        Error::data(format!(
-            "'{}' isn't UTF-8 (byte {})",
-            path.display(),
-            e.utf8_error().valid_up_to()
-        ))
-    })
+    String::from_utf8(read_file(path, MAX_TEMPLATE)?)
+        .map_err(|e| Error::data(format!("'{}' isn't UTF-8 (byte {})", path.display(), e.utf8_error().valid_up_to())))
 }
 
 /// A small JSON file; an absent one is `null`.
@@ -388,20 +337,13 @@ fn read_json(path: &Path) -> Result<Json> {
 fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
     let mut bytes = Vec::new();
-    file.take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|e| Error::io("read", path, e))?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
     if bytes.len() as u64 > limit {
-        return Err(Error::checkpoint(format!(
-            "'{}' is larger than {limit} bytes",
-            path.display()
-        )));
+        return Err(Error::checkpoint(format!("'{}' is larger than {limit} bytes", path.display())));
     }
     if bytes.starts_with(b"version https://git-lfs") {
-        return Err(
-            Error::checkpoint(format!("'{}' is a Git-LFS pointer", path.display()))
-                .next("fetch the real file (git lfs pull)"),
-        );
+        return Err(Error::checkpoint(format!("'{}' is a Git-LFS pointer", path.display()))
+            .next("fetch the real file (git lfs pull)"));
     }
     Ok(bytes)
 }

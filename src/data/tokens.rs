@@ -37,8 +37,12 @@ pub(super) fn read(
                     Some(row) if row.trained_tokens() > 0 => rows.push(row),
                     Some(_) => *facts.dropped.entry("no trained token".into()).or_default() += 1,
                     None if settings.over_long == OverLong::Error => {
-                        return Err(Error::data(format!("{}: more than data.max_length = {} tokens", at(), settings.max_length))
-                            .next("raise data.max_length, or set data.over_long"));
+                        return Err(Error::data(format!(
+                            "{}: more than data.max_length = {} tokens",
+                            at(),
+                            settings.max_length
+                        ))
+                        .next("raise data.max_length, or set data.over_long"));
                     }
                     None => *facts.dropped.entry("over max_length".into()).or_default() += 1,
                 }
@@ -52,7 +56,8 @@ pub(super) fn read(
     facts.format = "tokens".into();
     facts.sha256 = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
     if train.is_empty() {
-        return Err(Error::data("no row of the data files can be used").next("see the counts of dropped rows: all were over length or had nothing to train"));
+        return Err(Error::data("no row of the data files can be used")
+            .next("see the counts of dropped rows: all were over length or had nothing to train"));
     }
     Ok((train, eval))
 }

@@ -26,15 +26,8 @@ pub fn describe(path: &Path) -> Drive {
         .map(|m| whole_drives(Path::new("/sys"), &block_dir(Path::new("/sys"), m.dev(), &path)))
         .unwrap_or_default();
     let kind = kind_of(Path::new("/sys"), &devices);
-    let free = rustix::fs::statvfs(&path)
-        .ok()
-        .map(|s| Bytes(s.f_bavail.saturating_mul(s.f_frsize)));
-    Drive {
-        kind,
-        devices,
-        free,
-        direct: sample_file(&path).map(|f| reads_direct(&f)),
-    }
+    let free = rustix::fs::statvfs(&path).ok().map(|s| Bytes(s.f_bavail.saturating_mul(s.f_frsize)));
+    Drive { kind, devices, free, direct: sample_file(&path).map(|f| reads_direct(&f)) }
 }
 
 /// Sustained rates `(read, write)` in bytes per second to assume for a kind of drive until it is measured.
@@ -50,10 +43,7 @@ pub fn assumed_rates(kind: &str) -> (f64, f64) {
 
 fn existing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    path.ancestors()
-        .find(|p| p.exists())
-        .unwrap_or(Path::new("/"))
-        .to_path_buf()
+    path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/")).to_path_buf()
 }
 
 /// The folder in sysfs of the block device with number `dev`; btrfs and overlays have none of their own number,
@@ -66,10 +56,7 @@ fn block_dir(sys: &Path, dev: u64, path: &Path) -> Option<PathBuf> {
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let source = mount_source(&mounts, path)?;
-    sys.join("class/block")
-        .join(source.file_name()?)
-        .canonicalize()
-        .ok()
+    sys.join("class/block").join(source.file_name()?).canonicalize().ok()
 }
 
 /// The `/dev/…` source of the mount that holds `path`, from `/proc/self/mountinfo`.
@@ -80,8 +67,7 @@ fn mount_source(mounts: &str, path: &Path) -> Option<PathBuf> {
             let (left, right) = line.split_once(" - ")?;
             let point = PathBuf::from(left.split(' ').nth(4)?.replace("\\040", " "));
             let source = right.split(' ').nth(1)?;
-            path.starts_with(&point)
-                .then(|| (point.components().count(), PathBuf::from(source)))
+            path.starts_with(&point).then(|| (point.components().count(), PathBuf::from(source)))
         })
         .max_by_key(|(depth, _)| *depth)
         .map(|(_, source)| source)
@@ -97,9 +83,7 @@ fn whole_drives(sys: &Path, dir: &Option<PathBuf>) -> Vec<String> {
         let Some(dir) = queue.pop() else { break };
         let members: Vec<PathBuf> = std::fs::read_dir(dir.join("slaves"))
             .map(|entries| {
-                entries
-                    .flatten()
-                    .filter_map(|e| sys.join("class/block").join(e.file_name()).canonicalize().ok())
+                entries.flatten().filter_map(|e| sys.join("class/block").join(e.file_name()).canonicalize().ok())
             })
             .map(Iterator::collect)
             .unwrap_or_default();
@@ -124,10 +108,7 @@ fn kind_of(sys: &Path, devices: &[String]) -> &'static str {
             return "nvme";
         }
         // Virtual and loop devices say "rotational" whatever lies below them.
-        if ["vd", "xvd", "loop", "zram", "nbd"]
-            .iter()
-            .any(|p| name.starts_with(p))
-        {
+        if ["vd", "xvd", "loop", "zram", "nbd"].iter().any(|p| name.starts_with(p)) {
             return "unknown";
         }
         match std::fs::read_to_string(sys.join("class/block").join(name).join("queue/rotational"))
@@ -140,10 +121,7 @@ fn kind_of(sys: &Path, devices: &[String]) -> &'static str {
         }
     };
     let kinds: Vec<&str> = devices.iter().map(one).collect();
-    SLOWEST_FIRST
-        .into_iter()
-        .find(|k| kinds.contains(k))
-        .unwrap_or("unknown")
+    SLOWEST_FIRST.into_iter().find(|k| kinds.contains(k)).unwrap_or("unknown")
 }
 
 /// A regular file of at least one page in `path` (or `path` itself) to try a direct read on.
@@ -152,22 +130,14 @@ fn sample_file(path: &Path) -> Option<PathBuf> {
     if usable(path) {
         return Some(path.to_path_buf());
     }
-    let mut files: Vec<PathBuf> = std::fs::read_dir(path)
-        .ok()?
-        .take(4096)
-        .flatten()
-        .map(|e| e.path())
-        .collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(path).ok()?.take(4096).flatten().map(|e| e.path()).collect();
     files.sort_by_key(|p| p.extension().is_none_or(|e| e != "safetensors"));
     files.into_iter().find(|p| usable(p))
 }
 
 /// Opens for reading past the page cache.
 fn open_direct(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(path)
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
 /// Whether one aligned page can be read with O_DIRECT. Some file systems refuse at open, others only at the read.
@@ -175,9 +145,7 @@ fn open_direct(path: &Path) -> std::io::Result<File> {
 pub fn reads_direct(path: &Path) -> bool {
     let mut buffer = vec![0u8; 8192];
     let start = buffer.as_ptr().align_offset(4096);
-    open_direct(path)
-        .and_then(|f| f.read_at(&mut buffer[start..start + 4096], 0))
-        .is_ok_and(|n| n > 0)
+    open_direct(path).and_then(|f| f.read_at(&mut buffer[start..start + 4096], 0)).is_ok_and(|n| n > 0)
 }
 
 /// Reads up to `most` bytes of `path` past the page cache in 4 MiB pieces and returns bytes per second.
@@ -235,16 +203,9 @@ mod tests {
 
     #[test]
     fn a_partition_is_as_fast_as_its_drive() {
-        let sys = fake(&[
-            ("nvme0n1", Some("0\n")),
-            ("nvme0n1/nvme0n1p2", None),
-            ("sda", Some("1\n")),
-            ("sda/sda1", None),
-        ]);
-        assert_eq!(
-            kind(sys.path(), "nvme0n1p2"),
-            ("nvme", vec!["nvme0n1".to_string()])
-        );
+        let sys =
+            fake(&[("nvme0n1", Some("0\n")), ("nvme0n1/nvme0n1p2", None), ("sda", Some("1\n")), ("sda/sda1", None)]);
+        assert_eq!(kind(sys.path(), "nvme0n1p2"), ("nvme", vec!["nvme0n1".to_string()]));
         assert_eq!(kind(sys.path(), "sda1").0, "hdd");
     }
 
@@ -278,10 +239,7 @@ mod tests {
     #[test]
     fn a_btrfs_mount_is_found_by_its_source() {
         let mounts = "29 1 0:26 / / rw - overlay overlay rw\n31 1 0:40 /@home /home rw - btrfs /dev/nvme1n1p3 rw,ssd\n";
-        assert_eq!(
-            mount_source(mounts, Path::new("/home/u/models")),
-            Some(PathBuf::from("/dev/nvme1n1p3"))
-        );
+        assert_eq!(mount_source(mounts, Path::new("/home/u/models")), Some(PathBuf::from("/dev/nvme1n1p3")));
         assert_eq!(mount_source(mounts, Path::new("/srv")), None);
     }
 

@@ -36,24 +36,15 @@ pub fn driver_present() -> bool {
         "/usr/local/cuda/compat",
         "/run/opengl-driver/lib",
     ];
-    let in_folders = path
-        .split(':')
-        .filter(|p| !p.is_empty())
-        .chain(usual)
-        .any(|dir| Path::new(dir).join(DRIVER_LIBRARY).exists());
-    in_folders
-        || cache_names(
-            &std::fs::read("/etc/ld.so.cache").unwrap_or_default(),
-            DRIVER_LIBRARY,
-        )
+    let in_folders =
+        path.split(':').filter(|p| !p.is_empty()).chain(usual).any(|dir| Path::new(dir).join(DRIVER_LIBRARY).exists());
+    in_folders || cache_names(&std::fs::read("/etc/ld.so.cache").unwrap_or_default(), DRIVER_LIBRARY)
 }
 
 /// Whether the loader's cache lists `library`.
 fn cache_names(cache: &[u8], library: &str) -> bool {
     let name = library.as_bytes();
-    cache
-        .windows(name.len() + 1)
-        .any(|w| w[name.len()] == 0 && &w[..name.len()] == name)
+    cache.windows(name.len() + 1).any(|w| w[name.len()] == 0 && &w[..name.len()] == name)
 }
 
 /// [`driver_present`] as a typed error that names the library searched.
@@ -64,10 +55,8 @@ pub fn require_driver() -> Result<()> {
     if driver_present() {
         return Ok(());
     }
-    Err(Error::device(format!(
-        "no CUDA driver: '{DRIVER_LIBRARY}' is on no library path"
-    ))
-    .next("install an NVIDIA driver of version 580 or newer, or train with --set train.device=cpu"))
+    Err(Error::device(format!("no CUDA driver: '{DRIVER_LIBRARY}' is on no library path"))
+        .next("install an NVIDIA driver of version 580 or newer, or train with --set train.device=cpu"))
 }
 
 /// A chosen card with notes for the user, or why there is none.
@@ -98,25 +87,17 @@ pub fn choose(
     if let Some(major) = driver.and_then(|d| d.split('.').next()?.parse::<u32>().ok())
         && major < OLDEST_DRIVER
     {
-        notes.push(format!(
-            "{name} is not used: driver {major} is older than {OLDEST_DRIVER}"
-        ));
+        notes.push(format!("{name} is not used: driver {major} is older than {OLDEST_DRIVER}"));
         return Choice { gpu: None, notes };
     }
     if let Some(c) = card.capability
         && c < OLDEST_CAPABILITY
     {
-        notes.push(format!(
-            "{name} is not used: compute capability {}.{} is below 7.5",
-            c.0, c.1
-        ));
+        notes.push(format!("{name} is not used: compute capability {}.{} is below 7.5", c.0, c.1));
         return Choice { gpu: None, notes };
     }
     let gpu = describe(card, name, driver, host_memory, &mut notes);
-    Choice {
-        gpu: Some(gpu),
-        notes,
-    }
+    Choice { gpu: Some(gpu), notes }
 }
 
 fn pick<'a>(
@@ -126,9 +107,7 @@ fn pick<'a>(
     notes: &mut Vec<String>,
 ) -> Option<&'a CardFacts> {
     // CUDA takes the first card of the fastest kind; a card with memory of its own beats one without.
-    let default = cards
-        .iter()
-        .max_by_key(|c| (c.total.is_some(), c.total, std::cmp::Reverse(c.index)));
+    let default = cards.iter().max_by_key(|c| (c.total.is_some(), c.total, std::cmp::Reverse(c.index)));
     let Some(visible) = visible else { return default };
     let first = visible.split(',').next().unwrap_or("").trim();
     if first.is_empty() || first == "-1" || first == "NoDevFiles" {
@@ -145,10 +124,7 @@ fn pick<'a>(
         }
         let card = cards.get(n);
         if card.is_none() {
-            notes.push(format!(
-                "CUDA_VISIBLE_DEVICES={n}: there are {} cards",
-                cards.len()
-            ));
+            notes.push(format!("CUDA_VISIBLE_DEVICES={n}: there are {} cards", cards.len()));
         }
         return card;
     }
@@ -156,9 +132,7 @@ fn pick<'a>(
         notes.push("a MIG slice is in use: memory and rates shown are those of the whole card".into());
         return cards.first();
     }
-    let card = cards
-        .iter()
-        .find(|c| c.uuid.as_deref().is_some_and(|u| u.starts_with(first)));
+    let card = cards.iter().find(|c| c.uuid.as_deref().is_some_and(|u| u.starts_with(first)));
     if card.is_none() {
         notes.push("CUDA_VISIBLE_DEVICES names no card of this machine".into());
     }
@@ -177,9 +151,7 @@ fn describe(
     let total = card.total.unwrap_or(host_memory.0);
     let free = card.free.unwrap_or(host_memory.1).min(total);
     if integrated {
-        notes.push(format!(
-            "{name} is integrated/shared: it has no memory of its own"
-        ));
+        notes.push(format!("{name} is integrated/shared: it has no memory of its own"));
     }
     let h2d = match card.pcie {
         Some((generation, lanes)) => {
@@ -268,15 +240,9 @@ mod tests {
     #[test]
     fn case_pl_08_no_driver_is_an_answer_not_a_panic() {
         assert!(!cache_names(b"libcudart.so.13\0libz.so.1\0", DRIVER_LIBRARY));
-        assert!(cache_names(
-            b"xx\0libcuda.so.1\0/usr/lib/libcuda.so.1\0",
-            DRIVER_LIBRARY
-        ));
+        assert!(cache_names(b"xx\0libcuda.so.1\0/usr/lib/libcuda.so.1\0", DRIVER_LIBRARY));
         if let Err(e) = require_driver() {
-            assert!(
-                e.to_string().contains("no CUDA driver") && e.to_string().contains("libcuda.so.1"),
-                "{e}"
-            );
+            assert!(e.to_string().contains("no CUDA driver") && e.to_string().contains("libcuda.so.1"), "{e}");
         }
         let none = choose(None, &[], None, None, HOST);
         assert_eq!((none.gpu, none.notes), (None, vec![]));
@@ -286,26 +252,15 @@ mod tests {
     fn cards_are_matched_by_uuid_and_numbers_are_doubted() {
         let cards = [card(0, "Small", Some(8)), card(1, "Large", Some(24))];
         assert_eq!(name(&choose(None, &cards, None, None, HOST)), Some("Large"));
-        assert_eq!(
-            name(&choose(None, &cards, Some("GPU-0"), None, HOST)),
-            Some("Small")
-        );
+        assert_eq!(name(&choose(None, &cards, Some("GPU-0"), None, HOST)), Some("Small"));
         let numbered = choose(None, &cards, Some("0"), None, HOST);
         assert_eq!(name(&numbered), Some("Small"));
-        assert!(
-            numbered.notes[0].contains("CUDA_DEVICE_ORDER"),
-            "{:?}",
-            numbered.notes
-        );
+        assert!(numbered.notes[0].contains("CUDA_DEVICE_ORDER"), "{:?}", numbered.notes);
         let by_bus = choose(None, &cards, Some("0,1"), Some("PCI_BUS_ID"), HOST);
         assert!(!by_bus.notes.iter().any(|n| n.contains("CUDA_DEVICE_ORDER")));
         for hidden in ["", "-1", "7", "GPU-zz"] {
             let c = choose(None, &cards, Some(hidden), None, HOST);
-            assert!(
-                c.gpu.is_none() && c.notes.len() == if hidden == "7" { 2 } else { 1 },
-                "{hidden}: {:?}",
-                c.notes
-            );
+            assert!(c.gpu.is_none() && c.notes.len() == if hidden == "7" { 2 } else { 1 }, "{hidden}: {:?}", c.notes);
         }
     }
 
@@ -324,18 +279,13 @@ mod tests {
         let cards = [card(0, "Card", Some(8))];
         let c = choose(Some("550.54.15"), &cards, None, None, HOST);
         assert!(c.gpu.is_none() && c.notes[0].contains("550"), "{:?}", c.notes);
-        let old = [CardFacts {
-            capability: Some((6, 1)),
-            ..cards[0].clone()
-        }];
+        let old = [CardFacts { capability: Some((6, 1)), ..cards[0].clone() }];
         assert!(choose(Some("580.1"), &old, None, None, HOST).notes[0].contains("6.1"));
     }
 
     #[test]
     fn assumed_rates_of_an_h200_are_near_what_was_measured() {
-        let gpu = choose(Some("580.95.05"), &[card(0, "H200", Some(140))], None, None, HOST)
-            .gpu
-            .unwrap();
+        let gpu = choose(Some("580.95.05"), &[card(0, "H200", Some(140))], None, None, HOST).gpu.unwrap();
         assert!((50e9..58e9).contains(&gpu.h2d), "{}", gpu.h2d);
         assert!((500e12..800e12).contains(&gpu.flops), "{}", gpu.flops);
     }

@@ -62,16 +62,8 @@ fn combine(total: Bytes, available: Bytes, cgroup: Option<CgroupLimit>) -> Memor
             available: available.min(c.usable),
             limited_by: if c.usable < available { "cgroup" } else { "host" },
         },
-        Some(c) if c.usable < available => Memory {
-            total,
-            available: c.usable,
-            limited_by: "cgroup",
-        },
-        _ => Memory {
-            total,
-            available,
-            limited_by: "host",
-        },
+        Some(c) if c.usable < available => Memory { total, available: c.usable, limited_by: "cgroup" },
+        _ => Memory { total, available, limited_by: "host" },
     }
 }
 
@@ -91,22 +83,12 @@ pub fn cgroup_limit(root: &Path, groups: &str) -> Option<CgroupLimit> {
         if !v2 && !controllers.split(',').any(|c| c == "memory") {
             continue;
         }
-        let bases: &[PathBuf] = &if v2 {
-            vec![root.to_path_buf(), root.join("unified")]
-        } else {
-            vec![root.join("memory")]
-        };
-        let relative: PathBuf = path
-            .split('/')
-            .filter(|c| !c.is_empty() && *c != ".." && *c != ".")
-            .collect();
+        let bases: &[PathBuf] =
+            &if v2 { vec![root.to_path_buf(), root.join("unified")] } else { vec![root.join("memory")] };
+        let relative: PathBuf = path.split('/').filter(|c| !c.is_empty() && *c != ".." && *c != ".").collect();
         for base in bases {
             for dir in relative.ancestors() {
-                let here = if v2 {
-                    limit_v2(&base.join(dir))
-                } else {
-                    limit_v1(&base.join(dir))
-                };
+                let here = if v2 { limit_v2(&base.join(dir)) } else { limit_v1(&base.join(dir)) };
                 if let Some(here) = here
                     && tightest.is_none_or(|t| here.usable < t.usable)
                 {
@@ -122,11 +104,7 @@ fn limit_v2(dir: &Path) -> Option<CgroupLimit> {
     let max = number(&dir.join("memory.max"))?;
     let current = number(&dir.join("memory.current"))?;
     let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    Some(limit(
-        max,
-        current,
-        field(&stat, "inactive_file") + field(&stat, "active_file"),
-    ))
+    Some(limit(max, current, field(&stat, "inactive_file") + field(&stat, "active_file")))
 }
 
 fn limit_v1(dir: &Path) -> Option<CgroupLimit> {
@@ -134,19 +112,12 @@ fn limit_v1(dir: &Path) -> Option<CgroupLimit> {
     let max = number(&dir.join("memory.limit_in_bytes")).filter(|m| *m < 1 << 62)?;
     let current = number(&dir.join("memory.usage_in_bytes"))?;
     let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    Some(limit(
-        max,
-        current,
-        field(&stat, "total_inactive_file") + field(&stat, "total_active_file"),
-    ))
+    Some(limit(max, current, field(&stat, "total_inactive_file") + field(&stat, "total_active_file")))
 }
 
 fn limit(max: u64, current: u64, file_cache: u64) -> CgroupLimit {
     let usable = max.saturating_sub(current).saturating_add(file_cache).min(max);
-    CgroupLimit {
-        max: Bytes(max),
-        usable: Bytes(usable),
-    }
+    CgroupLimit { max: Bytes(max), usable: Bytes(usable) }
 }
 
 /// The number in a one-number file; `None` for `max` or no file.
@@ -166,9 +137,7 @@ fn field(stat: &str, name: &str) -> u64 {
 /// Most memory this process may lock (io_uring's registered buffers count); `None` = no limit.
 #[must_use]
 pub fn memlock() -> Option<Bytes> {
-    rustix::process::getrlimit(rustix::process::Resource::Memlock)
-        .current
-        .map(Bytes)
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current.map(Bytes)
 }
 
 /// Resident set of this process.
@@ -185,15 +154,8 @@ pub fn rss_anon() -> Option<Bytes> {
 
 fn status_kb(name: &str) -> Option<Bytes> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text
-        .lines()
-        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-    line.trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()
-        .map(|kb| Bytes(kb * 1024))
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| Bytes(kb * 1024))
 }
 
 /// Storage traffic of this process since it began; `None` where `/proc/self/io` is missing.
@@ -203,14 +165,8 @@ pub fn self_io() -> Option<SelfIo> {
 }
 
 fn parse_io(text: &str) -> Option<SelfIo> {
-    let get = |name: &str| {
-        text.lines()
-            .find_map(|l| l.strip_prefix(name)?.trim().parse().ok().map(Bytes))
-    };
-    Some(SelfIo {
-        read_bytes: get("read_bytes:")?,
-        write_bytes: get("write_bytes:")?,
-    })
+    let get = |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok().map(Bytes));
+    Some(SelfIo { read_bytes: get("read_bytes:")?, write_bytes: get("write_bytes:")? })
 }
 
 /// Runs under the Windows Subsystem for Linux, where pinned memory is capped well below free RAM.
@@ -224,18 +180,10 @@ pub fn is_wsl() -> bool {
 #[must_use]
 pub fn cpu_flops() -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let cores = sysinfo::System::physical_core_count()
-        .map_or(cores, |p| p.min(cores))
-        .max(1);
+    let cores = sysinfo::System::physical_core_count().map_or(cores, |p| p.min(cores)).max(1);
     let mut system = sysinfo::System::new();
     system.refresh_cpu_frequency();
-    let mhz = system
-        .cpus()
-        .iter()
-        .map(sysinfo::Cpu::frequency)
-        .max()
-        .filter(|f| *f > 0)
-        .unwrap_or(2500);
+    let mhz = system.cpus().iter().map(sysinfo::Cpu::frequency).max().filter(|f| *f > 0).unwrap_or(2500);
     let lanes = if std::arch::is_x86_feature_detected!("avx512f") {
         16.0
     } else if std::arch::is_x86_feature_detected!("avx2") {
@@ -263,23 +211,13 @@ mod tests {
         let files = [
             ("memory.max", "7864320000\n"),
             ("memory.current", "2481475584\n"),
-            (
-                "memory.stat",
-                "anon 2000000000\ninactive_file 4096\nactive_file 53248\n",
-            ),
+            ("memory.stat", "anon 2000000000\ninactive_file 4096\nactive_file 53248\n"),
         ];
         write(&root.path().join("job"), &files);
         let limit = cgroup_limit(root.path(), "0::/job\n").unwrap();
         assert_eq!(limit.usable, Bytes(5_382_901_760));
         let m = combine(Bytes(64_000_000_000), Bytes(50_000_000_000), Some(limit));
-        assert_eq!(
-            m,
-            Memory {
-                total: Bytes(7_864_320_000),
-                available: Bytes(5_382_901_760),
-                limited_by: "cgroup"
-            }
-        );
+        assert_eq!(m, Memory { total: Bytes(7_864_320_000), available: Bytes(5_382_901_760), limited_by: "cgroup" });
         // The host has less than the cgroup would allow.
         let m = combine(Bytes(64_000_000_000), Bytes(1_000_000_000), Some(limit));
         assert_eq!((m.available, m.limited_by), (Bytes(1_000_000_000), "host"));
@@ -288,21 +226,12 @@ mod tests {
     #[test]
     fn case_pl_02_the_tightest_ancestor_counts_and_max_means_no_limit() {
         let root = tempfile::tempdir().unwrap();
-        write(
-            &root.path().join("a"),
-            &[("memory.max", "1000"), ("memory.current", "400")],
-        );
-        write(
-            &root.path().join("a/b"),
-            &[("memory.max", "max"), ("memory.current", "100")],
-        );
+        write(&root.path().join("a"), &[("memory.max", "1000"), ("memory.current", "400")]);
+        write(&root.path().join("a/b"), &[("memory.max", "max"), ("memory.current", "100")]);
         assert_eq!(cgroup_limit(root.path(), "0::/a/b").unwrap().usable, Bytes(600));
         // In a container the path of /proc/self/cgroup may not exist below the mount.
         write(root.path(), &[("memory.max", "5000"), ("memory.current", "0")]);
-        assert_eq!(
-            cgroup_limit(root.path(), "0::/../elsewhere/c").unwrap().usable,
-            Bytes(5000)
-        );
+        assert_eq!(cgroup_limit(root.path(), "0::/../elsewhere/c").unwrap().usable, Bytes(5000));
         assert_eq!(cgroup_limit(&root.path().join("none"), "0::/"), None);
     }
 
@@ -312,22 +241,11 @@ mod tests {
         let files = [
             ("memory.limit_in_bytes", "2000"),
             ("memory.usage_in_bytes", "1500"),
-            (
-                "memory.stat",
-                "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 50\n",
-            ),
+            ("memory.stat", "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 50\n"),
         ];
         write(&root.path().join("memory/x"), &files);
-        assert_eq!(
-            cgroup_limit(root.path(), "4:cpu,memory:/x\n1:cpu:/")
-                .unwrap()
-                .usable,
-            Bytes(650)
-        );
-        write(
-            &root.path().join("memory/x"),
-            &[("memory.limit_in_bytes", "9223372036854771712")],
-        );
+        assert_eq!(cgroup_limit(root.path(), "4:cpu,memory:/x\n1:cpu:/").unwrap().usable, Bytes(650));
+        write(&root.path().join("memory/x"), &[("memory.limit_in_bytes", "9223372036854771712")]);
         assert_eq!(cgroup_limit(root.path(), "4:memory:/x"), None);
     }
 
@@ -338,10 +256,7 @@ mod tests {
         assert!(rss().is_none_or(|r| r > Bytes::ZERO));
         assert_eq!(
             parse_io("rchar: 9\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n"),
-            Some(SelfIo {
-                read_bytes: Bytes(4096),
-                write_bytes: Bytes(8192)
-            })
+            Some(SelfIo { read_bytes: Bytes(4096), write_bytes: Bytes(8192) })
         );
         assert_eq!(parse_io("rchar: 9\n"), None);
         assert!(cpu_flops() > 1e9);

@@ -39,10 +39,7 @@ pub fn cards() -> Option<(Option<String>, Vec<CardFacts>)> {
     let n = nvml.device_count().ok()?;
     let facts = |index| {
         let Ok(d) = nvml.device_by_index(index) else {
-            return CardFacts {
-                index,
-                ..CardFacts::default()
-            };
+            return CardFacts { index, ..CardFacts::default() };
         };
         let memory = d.memory_info().ok();
         CardFacts {
@@ -54,11 +51,7 @@ pub fn cards() -> Option<(Option<String>, Vec<CardFacts>)> {
             capability: d.cuda_compute_capability().ok().map(|c| (c.major, c.minor)),
             cores: d.num_cores().ok(),
             max_clock_mhz: d.max_clock_info(Clock::SM).ok(),
-            pcie: d.max_pcie_link_gen().ok().zip(
-                d.current_pcie_link_width()
-                    .or_else(|_| d.max_pcie_link_width())
-                    .ok(),
-            ),
+            pcie: d.max_pcie_link_gen().ok().zip(d.current_pcie_link_width().or_else(|_| d.max_pcie_link_width()).ok()),
         }
     };
     Some((nvml.sys_driver_version().ok(), (0..n).map(facts).collect()))
@@ -80,13 +73,7 @@ pub enum Field {
 }
 
 impl Field {
-    const ALL: [Field; 5] = [
-        Field::SmClock,
-        Field::Utilisation,
-        Field::Temperature,
-        Field::Power,
-        Field::MemoryUsed,
-    ];
+    const ALL: [Field; 5] = [Field::SmClock, Field::Utilisation, Field::Temperature, Field::Power, Field::MemoryUsed];
 }
 
 /// A card whose gauges can be read; a driver, or a mock of one.
@@ -124,10 +111,7 @@ pub struct Sampler {
 
 impl std::fmt::Debug for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sampler")
-            .field("card", &self.card.is_some())
-            .field("failures", &self.failures)
-            .finish()
+        f.debug_struct("Sampler").field("card", &self.card.is_some()).field("failures", &self.failures).finish()
     }
 }
 
@@ -146,10 +130,7 @@ impl Sampler {
     /// Gauges of `card`.
     #[must_use]
     pub fn with_card(card: Option<Box<dyn Card>>) -> Sampler {
-        Sampler {
-            card,
-            failures: [0; Field::ALL.len()],
-        }
+        Sampler { card, failures: [0; Field::ALL.len()] }
     }
 
     /// Reads every gauge once. A few milliseconds at most.
@@ -198,10 +179,7 @@ mod tests {
     fn case_pl_09_one_refused_field_leaves_the_others() {
         for refused in Field::ALL {
             let asked = Arc::new(Mutex::new(Vec::new()));
-            let mut s = Sampler::with_card(Some(Box::new(Mock {
-                refuses: Some(refused),
-                asked: Arc::clone(&asked),
-            })));
+            let mut s = Sampler::with_card(Some(Box::new(Mock { refuses: Some(refused), asked: Arc::clone(&asked) })));
             for _ in 0..6 {
                 let g = s.sample();
                 let have = [
@@ -216,22 +194,14 @@ mod tests {
             }
             let count = |f: Field| asked.lock().unwrap().iter().filter(|a| **a == f).count();
             assert_eq!(count(refused), 3, "given up after three failures");
-            assert!(
-                Field::ALL
-                    .iter()
-                    .filter(|f| **f != refused)
-                    .all(|f| count(*f) == 6)
-            );
+            assert!(Field::ALL.iter().filter(|f| **f != refused).all(|f| count(*f) == 6));
         }
     }
 
     #[test]
     fn case_pl_09_without_the_library_gpu_gauges_are_absent_not_zero() {
         let g = Sampler::with_card(None).sample();
-        assert_eq!(
-            (g.sm_clock_mhz, g.gpu_util, g.power_w, g.vram_used),
-            (None, None, None, None)
-        );
+        assert_eq!((g.sm_clock_mhz, g.gpu_util, g.power_w, g.vram_used), (None, None, None, None));
         assert!(g.ram_available.is_some());
     }
 

@@ -12,11 +12,7 @@ use std::path::Path;
 pub fn measure(model_dir: Option<&Path>, use_gpu: bool) -> Machine {
     let memory = host::memory();
     let mut notes = Vec::new();
-    let gpu = if use_gpu {
-        choose_gpu(&memory, &mut notes)
-    } else {
-        None
-    };
+    let gpu = if use_gpu { choose_gpu(&memory, &mut notes) } else { None };
     let drive = disk::describe(model_dir.unwrap_or(Path::new(".")));
     let (read, write) = disk::assumed_rates(drive.kind);
     notes.push(format!("disk rates assumed for kind '{}'", drive.kind));
@@ -31,19 +27,8 @@ pub fn measure(model_dir: Option<&Path>, use_gpu: bool) -> Machine {
         name: "this machine".into(),
         source: format!("measured; {}", notes.join("; ")),
         gpu,
-        ram: Ram {
-            total: memory.total,
-            available: memory.available,
-            pinnable,
-            limited_by: memory.limited_by.into(),
-        },
-        disk: Disk {
-            kind: drive.kind.into(),
-            read,
-            write,
-            free: drive.free.unwrap_or(Bytes::ZERO),
-            tbw: None,
-        },
+        ram: Ram { total: memory.total, available: memory.available, pinnable, limited_by: memory.limited_by.into() },
+        disk: Disk { kind: drive.kind.into(), read, write, free: drive.free.unwrap_or(Bytes::ZERO), tbw: None },
         cpu_flops: host::cpu_flops(),
     }
 }
@@ -54,25 +39,13 @@ fn choose_gpu(memory: &host::Memory, notes: &mut Vec<String>) -> Option<super::G
         return None;
     }
     let Some((driver, cards)) = nvml::cards() else {
-        notes.push(
-            if gpu::driver_present() {
-                "no NVML library"
-            } else {
-                "no CUDA driver"
-            }
-            .into(),
-        );
+        notes.push(if gpu::driver_present() { "no NVML library" } else { "no CUDA driver" }.into());
         return None;
     };
     let env = |name: &str| std::env::var(name).ok();
     let (visible, order) = (env("CUDA_VISIBLE_DEVICES"), env("CUDA_DEVICE_ORDER"));
-    let choice = gpu::choose(
-        driver.as_deref(),
-        &cards,
-        visible.as_deref(),
-        order.as_deref(),
-        (memory.total, memory.available),
-    );
+    let choice =
+        gpu::choose(driver.as_deref(), &cards, visible.as_deref(), order.as_deref(), (memory.total, memory.available));
     notes.extend(choice.notes);
     choice.gpu
 }
@@ -82,10 +55,7 @@ fn choose_gpu(memory: &host::Memory, notes: &mut Vec<String>) -> Option<super::G
 /// # Errors
 /// It doesn't; the text says why.
 pub fn io_uring() -> Result<(), &'static str> {
-    match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled")
-        .as_deref()
-        .map(str::trim)
-    {
+    match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").as_deref().map(str::trim) {
         Ok("2") => return Err("kernel.io_uring_disabled = 2"),
         Ok("1") => return Err("kernel.io_uring_disabled = 1: only for a privileged group"),
         _ => {}
@@ -111,18 +81,10 @@ mod tests {
     fn case_pl_08_measuring_a_machine_without_a_driver_gives_a_cpu_machine() {
         let dir = tempfile::tempdir().unwrap();
         let m = measure(Some(dir.path()), true);
-        assert!(
-            m.source.starts_with("measured; ") && m.source.contains("assumed"),
-            "{}",
-            m.source
-        );
+        assert!(m.source.starts_with("measured; ") && m.source.contains("assumed"), "{}", m.source);
         assert!(m.ram.available > Bytes::ZERO && m.disk.free > Bytes::ZERO && m.cpu_flops > 0.0);
         if !gpu::driver_present() {
-            assert!(
-                m.gpu.is_none() && m.source.contains("no CUDA driver"),
-                "{}",
-                m.source
-            );
+            assert!(m.gpu.is_none() && m.source.contains("no CUDA driver"), "{}", m.source);
         }
         assert!(measure(Some(dir.path()), false).gpu.is_none());
     }

@@ -17,18 +17,9 @@ const BYTE_KEYS: [(&str, &[&str]); 3] = [
 const SHIPPED: [(&str, &str); 5] = [
     ("cpu-only", include_str!("../../profiles/cpu-only.toml")),
     ("h200", include_str!("../../profiles/h200.toml")),
-    (
-        "rtx3050-laptop-4gb",
-        include_str!("../../profiles/rtx3050-laptop-4gb.toml"),
-    ),
-    (
-        "rtx4090-desktop",
-        include_str!("../../profiles/rtx4090-desktop.toml"),
-    ),
-    (
-        "rtx5050-laptop-8gb",
-        include_str!("../../profiles/rtx5050-laptop-8gb.toml"),
-    ),
+    ("rtx3050-laptop-4gb", include_str!("../../profiles/rtx3050-laptop-4gb.toml")),
+    ("rtx4090-desktop", include_str!("../../profiles/rtx4090-desktop.toml")),
+    ("rtx5050-laptop-8gb", include_str!("../../profiles/rtx5050-laptop-8gb.toml")),
 ];
 
 /// A profile is a page of text.
@@ -55,21 +46,13 @@ pub fn load(path: &Path) -> Result<Machine> {
         }
         let near = nearest(stem, SHIPPED.map(|(n, _)| n)).unwrap_or("h200");
         let shown: String = stem.chars().filter(|c| !c.is_control()).collect();
-        return Err(Error::usage(format!(
-            "no profile '{shown}': no such file, and none of that name is shipped"
-        ))
-        .next(format!("did you mean '{near}'?")));
+        return Err(Error::usage(format!("no profile '{shown}': no such file, and none of that name is shipped"))
+            .next(format!("did you mean '{near}'?")));
     }
-    let size = std::fs::metadata(path)
-        .map_err(|e| Error::io("read", path, e))?
-        .len();
-    let name = path
-        .file_name()
-        .map_or_else(|| "profile".into(), |n| n.to_string_lossy().into_owned());
+    let size = std::fs::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
+    let name = path.file_name().map_or_else(|| "profile".into(), |n| n.to_string_lossy().into_owned());
     if size > LARGEST_FILE {
-        return Err(Error::usage(format!(
-            "'{name}' has {size} bytes: that is no profile"
-        )));
+        return Err(Error::usage(format!("'{name}' has {size} bytes: that is no profile")));
     }
     let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
     parse(&text, &name)
@@ -82,16 +65,11 @@ pub fn load(path: &Path) -> Result<Machine> {
 pub fn parse(text: &str, name: &str) -> Result<Machine> {
     let name: String = name.chars().filter(|c| !c.is_control()).collect();
     let wrong = |what: String| {
-        let what: String = what
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let what: String = what.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         Error::usage(format!("profile '{name}': {}", what.trim()))
     };
     let mut table: Table = toml::from_str(text).map_err(|e| {
-        let line = e
-            .span()
-            .map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+        let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
         wrong(format!("line {line}: {}", e.message()))
     })?;
     for (section, keys) in BYTE_KEYS {
@@ -102,19 +80,14 @@ pub fn parse(text: &str, name: &str) -> Result<Machine> {
             let Some(Value::String(s)) = part.get(*key) else {
                 continue;
             };
-            let bytes = ByteSize::parse(s)
-                .and_then(|b| i64::try_from(b.0).ok())
-                .ok_or_else(|| {
-                    wrong(format!(
-                        "'{section}.{key}' = \"{s}\": expected bytes such as \"8 GiB\" or \"330 GB\""
-                    ))
-                })?;
+            let bytes = ByteSize::parse(s).and_then(|b| i64::try_from(b.0).ok()).ok_or_else(|| {
+                wrong(format!("'{section}.{key}' = \"{s}\": expected bytes such as \"8 GiB\" or \"330 GB\""))
+            })?;
             part.insert((*key).into(), Value::Integer(bytes));
         }
     }
-    let mut machine: Machine = Value::Table(table)
-        .try_into()
-        .map_err(|e: toml::de::Error| unknown_key(e.message(), &wrong))?;
+    let mut machine: Machine =
+        Value::Table(table).try_into().map_err(|e: toml::de::Error| unknown_key(e.message(), &wrong))?;
     machine.source = if machine.source.is_empty() {
         format!("profile {name}")
     } else {
@@ -141,37 +114,24 @@ fn unknown_key(message: &str, wrong: &dyn Fn(String) -> Error) -> Error {
 
 fn check(m: &Machine) -> Result<(), String> {
     let rate = |key: &str, x: f64| {
-        if x.is_finite() && x > 0.0 {
-            Ok(())
-        } else {
-            Err(format!("'{key}' = {x}: expected a rate above 0"))
-        }
+        if x.is_finite() && x > 0.0 { Ok(()) } else { Err(format!("'{key}' = {x}: expected a rate above 0")) }
     };
     if let Some(g) = &m.gpu {
         rate("gpu.h2d", g.h2d)?;
         rate("gpu.d2h", g.d2h)?;
         rate("gpu.flops", g.flops)?;
         if g.vram_free > g.vram_total {
-            return Err(format!(
-                "'gpu.vram_free' {} is more than 'gpu.vram_total' {}",
-                g.vram_free, g.vram_total
-            ));
+            return Err(format!("'gpu.vram_free' {} is more than 'gpu.vram_total' {}", g.vram_free, g.vram_total));
         }
     }
     rate("disk.read", m.disk.read)?;
     rate("disk.write", m.disk.write)?;
     rate("cpu_flops", m.cpu_flops)?;
     if m.ram.available > m.ram.total {
-        return Err(format!(
-            "'ram.available' {} is more than 'ram.total' {}",
-            m.ram.available, m.ram.total
-        ));
+        return Err(format!("'ram.available' {} is more than 'ram.total' {}", m.ram.available, m.ram.total));
     }
     if !["nvme", "ssd", "hdd", "unknown"].contains(&m.disk.kind.as_str()) {
-        return Err(format!(
-            "'disk.kind' = \"{}\": expected nvme, ssd, hdd or unknown",
-            m.disk.kind
-        ));
+        return Err(format!("'disk.kind' = \"{}\": expected nvme, ssd, hdd or unknown", m.disk.kind));
     }
     Ok(())
 }
@@ -190,10 +150,7 @@ mod tests {
         assert_eq!(m.ram.total, Bytes(16 << 30));
         assert_eq!(m.ram.pinnable, Bytes(8 << 30));
         assert_eq!(m.disk.tbw, Some(Bytes(300_000_000_000_000)));
-        assert_eq!(
-            (m.source.as_str(), m.ram.limited_by.as_str()),
-            ("profile t.toml", "profile")
-        );
+        assert_eq!((m.source.as_str(), m.ram.limited_by.as_str()), ("profile t.toml", "profile"));
     }
 
     #[test]
@@ -201,35 +158,22 @@ mod tests {
         assert_eq!(load(Path::new("h200")).unwrap().name, "h200");
         assert_eq!(load(Path::new("cpu-only.toml")).unwrap().gpu, None);
         let e = load(Path::new("rtx5050")).unwrap_err().to_string();
-        assert!(
-            e.contains("no profile 'rtx5050'") && e.contains("'rtx5050-laptop-8gb'"),
-            "{e}"
-        );
+        assert!(e.contains("no profile 'rtx5050'") && e.contains("'rtx5050-laptop-8gb'"), "{e}");
         assert!(load(Path::new("no/such/file.toml")).is_err());
     }
 
     #[test]
     fn mistakes_name_the_file_and_the_key() {
         for (from, to, want) in [
-            (
-                "pinnable",
-                "pinable",
-                "unknown key 'pinable'; did you mean 'pinnable'?",
-            ),
+            ("pinnable", "pinable", "unknown key 'pinable'; did you mean 'pinnable'?"),
             ("\"16 GiB\"", "\"16 gigs\"", "'ram.total' = \"16 gigs\""),
             ("read = 1e9", "read = 0.0", "'disk.read' = 0"),
             ("\"nvme\"", "\"floppy\"", "'disk.kind' = \"floppy\""),
-            (
-                "available = \"12 GiB\"",
-                "available = \"17 GiB\"",
-                "more than 'ram.total'",
-            ),
+            ("available = \"12 GiB\"", "available = \"17 GiB\"", "more than 'ram.total'"),
             ("total = \"16 GiB\"\n", "", "missing field 'total'"),
             ("name = \"t\"", "name = ", "line 1:"),
         ] {
-            let e = parse(&GOOD.replacen(from, to, 1), "t.toml")
-                .unwrap_err()
-                .to_string();
+            let e = parse(&GOOD.replacen(from, to, 1), "t.toml").unwrap_err().to_string();
             assert!(e.starts_with("profile 't.toml': ") && e.contains(want), "{e}");
         }
     }

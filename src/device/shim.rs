@@ -71,7 +71,9 @@ fn load_torch_cuda() -> Cuda {
         }
         let path = torch_cpu_path().ok_or("libtorch_cpu.so is not mapped")?.with_file_name("libtorch_cuda.so");
         if !path.exists() {
-            return Err("this libtorch has no libtorch_cuda.so (CPU build); run `make setup` again on this machine".into());
+            return Err(
+                "this libtorch has no libtorch_cuda.so (CPU build); run `make setup` again on this machine".into()
+            );
         }
         let name = CString::new(path.to_string_lossy().as_bytes()).map_err(|_| "odd libtorch path".to_string())?;
         // SAFETY: a library of the same release as the linked libtorch_cpu, loaded once, never unloaded.
@@ -109,8 +111,9 @@ fn check(code: c_int, doing: &str) -> Result<()> {
 /// The error of a device that ran out of memory.
 #[must_use]
 pub fn out_of_memory(detail: &str) -> Error {
-    Error::run(format!("the device is out of memory: {detail}"))
-        .next("lower data.max_length, the batch size or stream.loss_chunk, or set stream.vram_budget to what is really free")
+    Error::run(format!("the device is out of memory: {detail}")).next(
+        "lower data.max_length, the batch size or stream.loss_chunk, or set stream.vram_budget to what is really free",
+    )
 }
 
 impl From<tch::TchError> for Error {
@@ -156,7 +159,6 @@ fn owned(p: *mut c_void) -> Option<Tensor> {
 /// # Safety
 /// `ptr` must point to that many elements of `kind` on `device`, aligned for it, alive until the view and everything
 /// derived from its storage is gone.
-#[must_use]
 pub unsafe fn view(ptr: *const u8, shape: &[i64], kind: Kind, device: Device) -> Tensor {
     let mut strides = vec![1; shape.len()];
     for d in (0..shape.len().saturating_sub(1)).rev() {

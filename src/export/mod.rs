@@ -12,31 +12,16 @@ use std::path::{Path, PathBuf};
 /// What [`export`] makes, with a line for help and menus.
 pub const KINDS: [(&str, &str); 4] = [
     ("peft", "the LoRA adapter, as Python PEFT loads it"),
-    (
-        "peft-compat",
-        "the same with the rsLoRA factor baked into alpha, for programs that ignore use_rslora",
-    ),
+    ("peft-compat", "the same with the rsLoRA factor baked into alpha, for programs that ignore use_rslora"),
     ("axolotl", "an axolotl config that repeats the run"),
-    (
-        "llamafactory",
-        "a LLaMA-Factory config and dataset_info.json that repeat the run",
-    ),
+    ("llamafactory", "a LLaMA-Factory config and dataset_info.json that repeat the run"),
 ];
 
 /// Kinds that people ask for and that this version doesn't make, with the nearest thing that works.
 const NOT_YET: [(&str, &str); 5] = [
-    (
-        "merged",
-        "export peft, load it with PEFT and call merge_and_unload()",
-    ),
-    (
-        "gguf",
-        "export peft, then llama.cpp's convert_lora_to_gguf.py makes a GGUF adapter of it",
-    ),
-    (
-        "ollama",
-        "export peft: a Modelfile takes the adapter's folder after ADAPTER",
-    ),
+    ("merged", "export peft, load it with PEFT and call merge_and_unload()"),
+    ("gguf", "export peft, then llama.cpp's convert_lora_to_gguf.py makes a GGUF adapter of it"),
+    ("ollama", "export peft: a Modelfile takes the adapter's folder after ADAPTER"),
     ("mlx", "export peft, and merge it in Python before converting"),
     ("full", "only LoRA runs exist in this version: export peft"),
 ];
@@ -70,10 +55,8 @@ pub fn export_to(run_dir: &Path, kind: &str, dest: &Path) -> Result<PathBuf> {
         Err(_) => dest.exists(),
     };
     if taken {
-        return Err(
-            Error::usage(format!("'{}' holds something already", dest.display()))
-                .next("choose a folder that doesn't exist yet"),
-        );
+        return Err(Error::usage(format!("'{}' holds something already", dest.display()))
+            .next("choose a folder that doesn't exist yet"));
     }
     make(run_dir, kind, dest)
 }
@@ -87,14 +70,10 @@ fn known(kind: &str) -> Result<()> {
     }
     let names = KINDS.map(|(name, _)| name);
     let shown: String = kind.chars().filter(|c| !c.is_control()).take(40).collect();
-    let near = names
-        .into_iter()
-        .max_by(|a, b| strsim::jaro(a, kind).total_cmp(&strsim::jaro(b, kind)));
-    let hint = near
-        .filter(|n| strsim::jaro(n, kind) > 0.7)
-        .map_or(String::new(), |n| format!(" (did you mean '{n}'?)"));
-    Err(Error::usage(format!("there is no export '{shown}'{hint}"))
-        .next(format!("choose one of {}", names.join(", "))))
+    let near = names.into_iter().max_by(|a, b| strsim::jaro(a, kind).total_cmp(&strsim::jaro(b, kind)));
+    let hint =
+        near.filter(|n| strsim::jaro(n, kind) > 0.7).map_or(String::new(), |n| format!(" (did you mean '{n}'?)"));
+    Err(Error::usage(format!("there is no export '{shown}'{hint}")).next(format!("choose one of {}", names.join(", "))))
 }
 
 fn make(run_dir: &Path, kind: &str, dest: &Path) -> Result<PathBuf> {
@@ -154,25 +133,19 @@ fn adapter_dir(run_dir: &Path) -> Result<PathBuf> {
     }
     let Ok(entries) = fs::read_dir(run_dir) else {
         return Err(
-            Error::usage(format!("'{}' is not a run's folder", run_dir.display()))
-                .next("give a folder under results/"),
+            Error::usage(format!("'{}' is not a run's folder", run_dir.display())).next("give a folder under results/")
         );
     };
     let numbered = entries.flatten().filter_map(|e| {
         let name = e.file_name().into_string().ok()?;
         let step: u64 = name.strip_prefix("checkpoint-")?.parse().ok()?;
-        let dir = [e.path(), e.path().join("adapter")]
-            .into_iter()
-            .find(|d| is_adapter(d))?;
+        let dir = [e.path(), e.path().join("adapter")].into_iter().find(|d| is_adapter(d))?;
         Some((step, dir))
     });
-    numbered
-        .max_by_key(|(step, _)| *step)
-        .map(|(_, dir)| dir)
-        .ok_or_else(|| {
-            Error::run(format!("'{}' has no adapter yet", run_dir.display()))
-                .next("a run saves one at its end and at each checkpoint (train.save_steps)")
-        })
+    numbered.max_by_key(|(step, _)| *step).map(|(_, dir)| dir).ok_or_else(|| {
+        Error::run(format!("'{}' has no adapter yet", run_dir.display()))
+            .next("a run saves one at its end and at each checkpoint (train.save_steps)")
+    })
 }
 
 fn is_adapter(dir: &Path) -> bool {

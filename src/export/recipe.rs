@@ -22,36 +22,19 @@ impl Recipe {
         let path = run_dir.join("config.toml");
         let text = fs::read_to_string(&path)
             .map_err(|e| Error::io("read", &path, e).next("give a run's folder under results/"))?;
-        let config: Value = toml::from_str(&text)
-            .map_err(|e| Error::usage(format!("'{}' is damaged: {e}", path.display())))?;
+        let config: Value =
+            toml::from_str(&text).map_err(|e| Error::usage(format!("'{}' is damaged: {e}", path.display())))?;
         let json = |name: &str| -> Value {
-            fs::read(run_dir.join(name))
-                .ok()
-                .and_then(|b| serde_json::from_slice(&b).ok())
-                .unwrap_or_default()
+            fs::read(run_dir.join(name)).ok().and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default()
         };
         let stated = config["data"]["format"].as_str().unwrap_or("auto").to_string();
-        let found = json("report.json")["data"]["format"]
-            .as_str()
-            .unwrap_or_default()
-            .to_string();
-        let format = if stated == "auto" && !found.is_empty() {
-            found
-        } else {
-            stated
-        };
+        let found = json("report.json")["data"]["format"].as_str().unwrap_or_default().to_string();
+        let format = if stated == "auto" && !found.is_empty() { found } else { stated };
         let plan = json("plan.json");
         let lowest = plan["modes"]["lora"]["lowest_trainable"].as_u64().unwrap_or(0);
         let blocks = plan["n_blocks"].as_u64().unwrap_or(0).min(100_000);
-        let run_id = run_dir
-            .file_name()
-            .map_or("run".into(), |n| n.to_string_lossy().into_owned());
-        Ok(Recipe {
-            run_id,
-            config,
-            format,
-            layers: (lowest > 0).then(|| (lowest..blocks).collect()),
-        })
+        let run_id = run_dir.file_name().map_or("run".into(), |n| n.to_string_lossy().into_owned());
+        Ok(Recipe { run_id, config, format, layers: (lowest > 0).then(|| (lowest..blocks).collect()) })
     }
 
     fn at(&self, section: &str, key: &str) -> Value {
@@ -60,11 +43,7 @@ impl Recipe {
     /// As [`Recipe::at`], but nothing where the value is 0: there 0 means "not used".
     fn used(&self, section: &str, key: &str) -> Value {
         let value = self.at(section, key);
-        if value.as_f64() == Some(0.0) {
-            Value::Null
-        } else {
-            value
-        }
+        if value.as_f64() == Some(0.0) { Value::Null } else { value }
     }
     fn text(&self, section: &str, key: &str) -> &str {
         self.config[section][key].as_str().unwrap_or_default()
@@ -96,15 +75,7 @@ impl Recipe {
         let list = self.config["lora"]["targets"].as_array().into_iter().flatten();
         let names: Vec<String> = list.filter_map(|t| t.as_str().map(String::from)).collect();
         if names.iter().any(|n| n == "all-linear") {
-            let all = [
-                "q_proj",
-                "k_proj",
-                "v_proj",
-                "o_proj",
-                "gate_proj",
-                "up_proj",
-                "down_proj",
-            ];
+            let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
             return all.map(String::from).to_vec();
         }
         names
@@ -133,10 +104,7 @@ impl Recipe {
     }
 
     fn head(&self, y: &mut Yaml, command: &str) {
-        y.note(&format!(
-            "The run {} of blockstream-tui, for another trainer. Paths are this machine's.",
-            self.run_id
-        ));
+        y.note(&format!("The run {} of blockstream-tui, for another trainer. Paths are this machine's.", self.run_id));
         y.note(&format!("Start it here with: {command}"));
         y.note("That trainer needs memory for the whole model: its numbers will be near, not equal.");
     }
@@ -176,14 +144,8 @@ impl Recipe {
         };
         y.set("excess_length_strategy", excess);
         y.set("sample_packing", false);
-        y.set(
-            "micro_batch_size",
-            self.at("train", "per_device_train_batch_size"),
-        );
-        y.set(
-            "gradient_accumulation_steps",
-            self.at("train", "gradient_accumulation_steps"),
-        );
+        y.set("micro_batch_size", self.at("train", "per_device_train_batch_size"));
+        y.set("gradient_accumulation_steps", self.at("train", "gradient_accumulation_steps"));
         self.length(&mut y, "num_epochs");
         y.set("optimizer", "adamw_torch");
         y.set("learning_rate", self.at("train", "learning_rate"));
@@ -237,9 +199,7 @@ impl Recipe {
 
     /// Names of the data sets in `dataset_info.json`, for `key`.
     fn set_names(&self, key: &str) -> Vec<String> {
-        (1..=self.data_files(key).len())
-            .map(|n| format!("{key}_{n}"))
-            .collect()
+        (1..=self.data_files(key).len()).map(|n| format!("{key}_{n}")).collect()
     }
 
     /// `train.yaml` for LLaMA-Factory; its data sets are in [`Recipe::dataset_info`] beside it.
@@ -259,10 +219,7 @@ impl Recipe {
                 y.set("use_rslora", true);
             }
             if let Some(layers) = &self.layers {
-                y.note(&format!(
-                    "The run trained the upper {} layers only; this trainer adapts all.",
-                    layers.len()
-                ));
+                y.note(&format!("The run trained the upper {} layers only; this trainer adapts all.", layers.len()));
             }
         }
         y.note("No 'template' key: the tokenizer's own is parsed. Older versions need one, such as llama3 or qwen.");
@@ -286,14 +243,8 @@ impl Recipe {
         if self.is("data", "train_on", "last_assistant") {
             y.set("mask_history", true);
         }
-        y.set(
-            "per_device_train_batch_size",
-            self.at("train", "per_device_train_batch_size"),
-        );
-        y.set(
-            "gradient_accumulation_steps",
-            self.at("train", "gradient_accumulation_steps"),
-        );
+        y.set("per_device_train_batch_size", self.at("train", "per_device_train_batch_size"));
+        y.set("gradient_accumulation_steps", self.at("train", "gradient_accumulation_steps"));
         self.length(&mut y, "num_train_epochs");
         y.set("optim", "adamw_torch");
         y.set("learning_rate", self.at("train", "learning_rate"));

@@ -9,11 +9,7 @@ fn tensors(r: usize) -> Vec<AdapterTensor> {
     let key = |half: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.{half}.weight");
     let tensor = |half: &str, shape: [usize; 2]| {
         let data = (0..shape[0] * shape[1]).map(|i| i as f32 * 0.25).collect();
-        AdapterTensor {
-            key: key(half),
-            shape: shape.to_vec(),
-            data,
-        }
+        AdapterTensor { key: key(half), shape: shape.to_vec(), data }
     };
     vec![tensor("lora_A", [r, 8]), tensor("lora_B", [8, r])]
 }
@@ -45,51 +41,29 @@ fn run(change: impl FnOnce(&mut RunConfig)) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn lines(path: &Path) -> Vec<String> {
-    fs::read_to_string(path)
-        .unwrap()
-        .lines()
-        .map(String::from)
-        .collect()
+    fs::read_to_string(path).unwrap().lines().map(String::from).collect()
 }
 
 #[test]
 fn peft_is_the_checked_adapter_of_the_run_or_of_its_newest_checkpoint() {
     let (root, dir) = run(|_| {});
-    assert!(
-        export(&dir, "peft")
-            .unwrap_err()
-            .to_string()
-            .contains("no adapter yet")
-    );
+    assert!(export(&dir, "peft").unwrap_err().to_string().contains("no adapter yet"));
     adapter::write(&dir.join("checkpoint-9"), &adapter_config(false), &tensors(16)).unwrap();
-    adapter::write(
-        &dir.join("checkpoint-10/adapter"),
-        &adapter_config(false),
-        &tensors(16),
-    )
-    .unwrap();
+    adapter::write(&dir.join("checkpoint-10/adapter"), &adapter_config(false), &tensors(16)).unwrap();
     assert_eq!(export(&dir, "peft").unwrap(), dir.join("checkpoint-10/adapter"));
     adapter::write(&dir.join("adapter"), &adapter_config(false), &tensors(16)).unwrap();
     assert_eq!(export(&dir, "peft").unwrap(), dir.join("adapter"));
     let dest = root.path().join("out");
     assert_eq!(export_to(&dir, "peft", &dest).unwrap(), dest);
     for name in [adapter::CARD_FILE, adapter::TENSORS_FILE, adapter::CONFIG_FILE] {
-        assert_eq!(
-            fs::read(dest.join(name)).unwrap(),
-            fs::read(dir.join("adapter").join(name)).unwrap()
-        );
+        assert_eq!(fs::read(dest.join(name)).unwrap(), fs::read(dir.join("adapter").join(name)).unwrap());
     }
     let again = export_to(&dir, "peft", &dest).unwrap_err();
     assert!(again.to_string().contains("holds something"), "{again}");
     // A damaged adapter is not handed on.
     fs::write(dir.join("adapter").join(adapter::TENSORS_FILE), b"half").unwrap();
     assert!(export(&dir, "peft").is_err());
-    assert!(
-        export(&root.path().join("nowhere"), "peft")
-            .unwrap_err()
-            .to_string()
-            .contains("not a run's folder")
-    );
+    assert!(export(&root.path().join("nowhere"), "peft").unwrap_err().to_string().contains("not a run's folder"));
 }
 
 #[test]
@@ -128,11 +102,7 @@ fn the_axolotl_recipe_says_what_the_run_did() {
         c.data.over_long = "drop".into();
     });
     fs::write(dir.join("report.json"), r#"{"data":{"format":"sharegpt"}}"#).unwrap();
-    fs::write(
-        dir.join("plan.json"),
-        r#"{"n_blocks":4,"modes":{"lora":{"lowest_trainable":2}}}"#,
-    )
-    .unwrap();
+    fs::write(dir.join("plan.json"), r#"{"n_blocks":4,"modes":{"lora":{"lowest_trainable":2}}}"#).unwrap();
     let path = export(&dir, "axolotl").unwrap();
     assert_eq!(path, dir.join("export-axolotl/config.yaml"));
     let yaml = lines(&path);
@@ -155,10 +125,7 @@ fn the_axolotl_recipe_says_what_the_run_did() {
     ] {
         assert!(yaml.iter().any(|l| l == want), "{want}:\n{}", yaml.join("\n"));
     }
-    let at = yaml
-        .iter()
-        .position(|l| l == "peft_layers_to_transform:")
-        .unwrap();
+    let at = yaml.iter().position(|l| l == "peft_layers_to_transform:").unwrap();
     assert_eq!(yaml[at + 1..at + 3], ["  - 2", "  - 3"]);
 }
 
@@ -188,15 +155,9 @@ fn the_llamafactory_recipe_brings_its_data_sets() {
         assert!(yaml.iter().any(|l| l == want), "{want}:\n{}", yaml.join("\n"));
     }
     let info: Value =
-        serde_json::from_slice(&fs::read(dir.join("export-llamafactory/dataset_info.json")).unwrap())
-            .unwrap();
+        serde_json::from_slice(&fs::read(dir.join("export-llamafactory/dataset_info.json")).unwrap()).unwrap();
     assert_eq!(info["files_1"]["tags"]["role_tag"], "role");
     assert_eq!(info["eval_files_1"]["file_name"], "held-out.jsonl");
     fs::remove_file(dir.join("config.toml")).unwrap();
-    assert!(
-        export(&dir, "axolotl")
-            .unwrap_err()
-            .to_string()
-            .contains("config.toml")
-    );
+    assert!(export(&dir, "axolotl").unwrap_err().to_string().contains("config.toml"));
 }

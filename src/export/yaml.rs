@@ -44,8 +44,7 @@ impl Yaml {
     /// A list item: a scalar, or a map whose first key stands on the dash's line.
     fn item(&mut self, indent: usize, item: &Value) {
         let Value::Object(map) = item else {
-            self.0
-                .push_str(&format!("{}- {}\n", " ".repeat(indent), plain(item)));
+            self.0.push_str(&format!("{}- {}\n", " ".repeat(indent), plain(item)));
             return;
         };
         let at = self.0.len();
@@ -99,10 +98,7 @@ mod tests {
         y.set("a", "x: \"y\" # é");
         y.set("none", Value::Null);
         y.set("list", json!(["q", 2, true]));
-        y.set(
-            "maps",
-            json!([{ "path": "p", "none": null, "type": { "k": "v" } }, { "b": 1.5 }]),
-        );
+        y.set("maps", json!([{ "path": "p", "none": null, "type": { "k": "v" } }, { "b": 1.5 }]));
         let want = "# two\n# lines\na: \"x: \\\"y\\\" # é\"\nlist:\n  - \"q\"\n  - 2\n  - true\nmaps:\n  - path: \"p\"\n    \
                     type:\n      k: \"v\"\n  - b: 1.5\n";
         assert_eq!(y.text(), want);

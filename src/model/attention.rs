@@ -31,7 +31,13 @@ impl KvCache {
 ///
 /// # Errors
 /// The windowed GPU kernel refuses its inputs.
-pub fn attention(q: &Tensor, k: Tensor, v: Tensor, window: Option<usize>, cache: Option<&mut KvCache>) -> Result<Tensor> {
+pub fn attention(
+    q: &Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: Option<usize>,
+    cache: Option<&mut KvCache>,
+) -> Result<Tensor> {
     let (k, v) = match cache {
         Some(c) => c.append(k, v),
         None => (k, v),
@@ -55,7 +61,16 @@ pub fn attention(q: &Tensor, k: Tensor, v: Tensor, window: Option<usize>, cache:
     };
     let mask = (windowed.is_some() || (s > 1 && s != t)).then(|| visible(s, t, windowed, q));
     let causal = mask.is_none() && s > 1;
-    let out = Tensor::f_scaled_dot_product_attention(q, &k, &v, mask.as_ref(), 0.0, causal, scale, cuda && heads != kv_heads)?;
+    let out = Tensor::f_scaled_dot_product_attention(
+        q,
+        &k,
+        &v,
+        mask.as_ref(),
+        0.0,
+        causal,
+        scale,
+        cuda && heads != kv_heads,
+    )?;
     Ok(out.transpose(1, 2).reshape([rows, s, heads * d]))
 }
 

@@ -38,7 +38,6 @@ pub fn uniform(key: u64, i: u64) -> f64 {
 }
 
 /// Inverted dropout: zeroes a share `p` of `x` and scales the rest by 1/(1−p).
-#[must_use]
 pub fn dropout(x: &Tensor, p: f64, key: MaskKey) -> Tensor {
     x * mask(&x.size(), p, key, x.kind(), x.device())
 }

@@ -57,7 +57,8 @@ mod tests {
         let head = Tensor::randn([33, 16], opts);
         let labels = Tensor::from_slice(&[0_i64, 5, 32, 7, 7, 1, 2]);
         let x = hidden.detach().set_requires_grad(true);
-        let reference = x.matmul(&head.tr()).cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
+        let reference =
+            x.matmul(&head.tr()).cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
         let want = crate::device::shim::grad(&[&reference], &[&Tensor::from(0.25_f32)], &[&x]).unwrap();
         for chunk in [1, 3, 7, 100] {
             let got = head_loss(&hidden, &labels, &head, Some(0.25), chunk);

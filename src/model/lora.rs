@@ -152,10 +152,10 @@ impl AdapterLayout {
         for t in &self.targets {
             for (ab, at, shape) in [("A", t.a, [self.r, t.d_in]), ("B", t.b, [t.d_out, self.r])] {
                 let key = format!("base_model.model.{}.lora_{ab}.weight", t.module);
-                let found = tensors
-                    .iter()
-                    .find(|x| x.key == key)
-                    .ok_or_else(|| Error::checkpoint(format!("the adapter has no '{key}'")).next("it belongs to another base or other targets"))?;
+                let found = tensors.iter().find(|x| x.key == key).ok_or_else(|| {
+                    Error::checkpoint(format!("the adapter has no '{key}'"))
+                        .next("it belongs to another base or other targets")
+                })?;
                 if found.shape != shape {
                     return Err(Error::checkpoint(format!("'{key}' is {:?}, not {shape:?}", found.shape))
                         .next("the adapter belongs to another base or rank"));
@@ -165,10 +165,14 @@ impl AdapterLayout {
             }
         }
         if used != tensors.len() {
-            let extra = tensors.iter().find(|x| !self.targets.iter().any(|t| x.key.contains(&format!("{}.lora_", t.module))));
+            let extra =
+                tensors.iter().find(|x| !self.targets.iter().any(|t| x.key.contains(&format!("{}.lora_", t.module))));
             let name = extra.map_or("?", |x| x.key.as_str());
-            return Err(Error::checkpoint(format!("the adapter has {} tensors, {used} expected; '{name}' is extra", tensors.len()))
-                .next("match lora.targets and lora.top_fraction to the adapter"));
+            return Err(Error::checkpoint(format!(
+                "the adapter has {} tensors, {used} expected; '{name}' is extra",
+                tensors.len()
+            ))
+            .next("match lora.targets and lora.top_fraction to the adapter"));
         }
         Ok(flat)
     }

@@ -3,7 +3,6 @@
 use tch::{Kind, Tensor};
 
 /// `weight * (x / rms(x))` over the last dimension; same shape and type as `x`.
-#[must_use]
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
     let kind = x.kind();
     let x32 = x.to_kind(Kind::Float);

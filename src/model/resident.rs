@@ -11,12 +11,7 @@ enum Embedding {
     /// Tied: the head on the device is the table.
     Head,
     /// Untied: the stored rows in host memory; a step gathers `tokens × hidden` of them.
-    Host {
-        rows: HostMemory,
-        kind: Kind,
-        hidden: i64,
-        vocab: i64,
-    },
+    Host { rows: HostMemory, kind: Kind, hidden: i64, vocab: i64 },
 }
 
 /// Final norm, head and embedding.
@@ -78,7 +73,10 @@ impl Residents {
         let vocab = self.head.size()[0];
         let (low, high) = (ids.min().int64_value(&[]), ids.max().int64_value(&[]));
         if low < 0 || high >= vocab {
-            return Err(Error::data(format!("token id {} is outside the embedding of {vocab} rows", if low < 0 { low } else { high })));
+            return Err(Error::data(format!(
+                "token id {} is outside the embedding of {vocab} rows",
+                if low < 0 { low } else { high }
+            )));
         }
         Ok(match &self.embedding {
             Embedding::Head => Tensor::embedding(&self.head, &ids.to_device(self.head.device()), -1, false, false),
@@ -103,7 +101,8 @@ fn to_device(
     let shape: Vec<i64> = info.shape.iter().map(|&d| d as i64).collect();
     let n: i64 = shape.iter().product();
     let flat = Tensor::f_empty([n], (kind, device))?;
-    let size = info.dtype.size().ok_or_else(|| Error::checkpoint(format!("'{}' has a type without a size", info.name)))?;
+    let size =
+        info.dtype.size().ok_or_else(|| Error::checkpoint(format!("'{}' has a type without a size", info.name)))?;
     let mut at = 0;
     // An element may straddle two pieces when the tensor starts at an odd offset.
     let mut rest: Vec<u8> = Vec::new();

@@ -29,7 +29,6 @@ impl RopeTable {
     }
 
     /// Rotates `x` `[B, heads, S, D]`.
-    #[must_use]
     pub fn apply(&self, x: &Tensor) -> Tensor {
         let halves = x.chunk(2, -1);
         let rotated = Tensor::cat(&[&(-&halves[1]), &halves[0]], -1);

@@ -46,7 +46,6 @@ impl BlockWeights {
     }
 
     /// The tensor of `role`, which the checkpoint reader has checked to be there.
-    #[must_use]
     pub fn must(&self, role: Role) -> &Tensor {
         self.get(role).expect("the checkpoint was checked for this tensor")
     }

@@ -13,9 +13,7 @@ pub fn command(config: &RunConfig, model: &str, mode: &str) -> String {
     }
     let mut default = RunConfig::default();
     default.model.format = config.model.format.clone();
-    let (Ok(Value::Table(now)), Ok(Value::Table(then))) =
-        (Value::try_from(&config), Value::try_from(&default))
-    else {
+    let (Ok(Value::Table(now)), Ok(Value::Table(then))) = (Value::try_from(&config), Value::try_from(&default)) else {
         return String::new();
     };
     let mut words = vec!["blockstream-tui train".to_string()];
@@ -23,13 +21,9 @@ pub fn command(config: &RunConfig, model: &str, mode: &str) -> String {
         match (value, then.get(section)) {
             (Value::Table(keys), Some(Value::Table(defaults))) => {
                 let changed = keys.iter().filter(|(k, v)| defaults.get(*k) != Some(*v));
-                words.extend(
-                    changed.map(|(k, v)| format!("--set {}", quote(&format!("{section}.{k}={}", text(v))))),
-                );
+                words.extend(changed.map(|(k, v)| format!("--set {}", quote(&format!("{section}.{k}={}", text(v))))));
             }
-            (v, old) if old != Some(v) => {
-                words.push(format!("--set {}", quote(&format!("{section}={}", text(v)))))
-            }
+            (v, old) if old != Some(v) => words.push(format!("--set {}", quote(&format!("{section}={}", text(v))))),
             _ => {}
         }
     }
@@ -48,11 +42,7 @@ fn text(v: &Value) -> String {
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
     let shown: String = word.chars().filter(|c| !c.is_control()).collect();
-    if shown.chars().all(plain) {
-        shown
-    } else {
-        format!("'{}'", shown.replace('\'', "'\\''"))
-    }
+    if shown.chars().all(plain) { shown } else { format!("'{}'", shown.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]
@@ -72,19 +62,10 @@ mod tests {
             "blockstream-tui train --set 'data.files=my data.jsonl,b.jsonl' --set lora.r=8 \
              --set 'model.path=it'\\''s/here' --set stream.host_budget=64000000"
         );
-        let sets = [
-            "data.files=my data.jsonl,b.jsonl",
-            "lora.r=8",
-            "model.path=it's/here",
-            "stream.host_budget=64000000",
-        ];
+        let sets =
+            ["data.files=my data.jsonl,b.jsonl", "lora.r=8", "model.path=it's/here", "stream.host_budget=64000000"];
         let back = load(None, &[], &sets.map(String::from)).unwrap().config;
-        assert_eq!(
-            (back.data.files, back.lora.r, back.stream.host_budget),
-            (c.data.files, 8, c.stream.host_budget)
-        );
-        assert!(
-            command(&RunConfig::default(), "m", "full").ends_with("--set model.path=m --set train.mode=full")
-        );
+        assert_eq!((back.data.files, back.lora.r, back.stream.host_budget), (c.data.files, 8, c.stream.host_budget));
+        assert!(command(&RunConfig::default(), "m", "full").ends_with("--set model.path=m --set train.mode=full"));
     }
 }

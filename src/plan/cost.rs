@@ -37,11 +37,7 @@ pub fn loads(tiers: &[TierName], lowest: usize, slots: usize) -> Loads {
                 if ring.len() >= slots && !ring.is_empty() {
                     ring.remove(0);
                 }
-                if p < n {
-                    last.forward.push(b)
-                } else {
-                    last.backward.push(b)
-                }
+                if p < n { last.forward.push(b) } else { last.backward.push(b) }
             }
             ring.push(b);
         }
@@ -56,28 +52,14 @@ pub fn bytes_of(model: &Model, blocks: &[usize]) -> Bytes {
 
 /// Those of `blocks` that come from disk.
 pub fn from_disk(tiers: &[TierName], blocks: &[usize]) -> Vec<usize> {
-    blocks
-        .iter()
-        .copied()
-        .filter(|b| tiers[*b] == TierName::Disk)
-        .collect()
+    blocks.iter().copied().filter(|b| tiers[*b] == TierName::Disk).collect()
 }
 
 /// Weight bytes of one step. Independent of the number of micro-batches: they all run inside one visit.
 pub fn per_step(model: &Model, tiers: &[TierName], loads: &Loads) -> PerStep {
-    let sweep = |blocks: &[usize]| {
-        (
-            bytes_of(model, blocks),
-            bytes_of(model, &from_disk(tiers, blocks)),
-        )
-    };
+    let sweep = |blocks: &[usize]| (bytes_of(model, blocks), bytes_of(model, &from_disk(tiers, blocks)));
     let (f, b) = (sweep(&loads.forward), sweep(&loads.backward));
-    PerStep {
-        disk_read: f.1 + b.1,
-        h2d: f.0 + b.0,
-        d2h: Bytes::ZERO,
-        written: Bytes::ZERO,
-    }
+    PerStep { disk_read: f.1 + b.1, h2d: f.0 + b.0, d2h: Bytes::ZERO, written: Bytes::ZERO }
 }
 
 #[cfg(test)]
@@ -89,11 +71,7 @@ mod tests {
     fn the_ring_saves_its_length_at_both_turns() {
         for (n, slots) in [(32, 2), (32, 3), (16, 4), (8, 1), (4, 4), (3, 5)] {
             let l = loads(&vec![Ram; n], 0, slots);
-            assert_eq!(
-                l.forward.len() + l.backward.len(),
-                2 * n.saturating_sub(slots),
-                "{n} {slots}"
-            );
+            assert_eq!(l.forward.len() + l.backward.len(), 2 * n.saturating_sub(slots), "{n} {slots}");
         }
     }
 

@@ -54,50 +54,29 @@ fn one_mode(out: &mut Page, name: &str, mode: &ModePlan) {
     let pace = if mode.verdict == Verdict::Infeasible {
         String::new()
     } else {
-        format!(
-            "   {} to {} a step, set by {}",
-            secs(s.low),
-            secs(s.high),
-            s.resource
-        )
+        format!("   {} to {} a step, set by {}", secs(s.low), secs(s.high), s.resource)
     };
-    out.line(&format!(
-        "{name}  {} {}{pace}",
-        mode.verdict.sign(),
-        mode.verdict.word()
-    ));
+    out.line(&format!("{name}  {} {}{pace}", mode.verdict.sign(), mode.verdict.word()));
     mode.reasons.iter().for_each(|r| out.item("why", r));
     if let Some(fix) = &mode.nearest_fix {
         out.item("fix", fix);
     }
     let t = &mode.tiers;
-    out.item(
-        "tiers",
-        &format!("device {}, host memory {}, disk {}", t.vram, t.ram, t.disk),
-    );
+    out.item("tiers", &format!("device {}, host memory {}, disk {}", t.vram, t.ram, t.disk));
     let p = &mode.per_step;
     out.item(
         "per step",
-        &format!(
-            "read {}, to device {}, from device {}, written {}",
-            p.disk_read, p.h2d, p.d2h, p.written
-        ),
+        &format!("read {}, to device {}, from device {}, written {}", p.disk_read, p.h2d, p.d2h, p.written),
     );
     let wear = match (mode.wear.written_per_step, mode.wear.steps_to_tbw) {
         (Bytes::ZERO, _) => "none: nothing is written during a step".to_string(),
         (w, Some(steps)) => format!("{w} a step, {steps} steps to the drive's rated endurance"),
-        (w, None) => format!(
-            "{w} a step, {:.1} TB per 1000 steps; the drive's rating is not known",
-            w.0 as f64 / 1e9
-        ),
+        (w, None) => format!("{w} a step, {:.1} TB per 1000 steps; the drive's rating is not known", w.0 as f64 / 1e9),
     };
     out.item("wear", &wear);
     memory(out, "device", &mode.vram);
     memory(out, "host", &mode.host);
-    out.item(
-        "blocks",
-        &format!("{} (V device, R host memory, D disk)", letters(mode)),
-    );
+    out.item("blocks", &format!("{} (V device, R host memory, D disk)", letters(mode)));
     for c in &mode.candidates {
         out.item(
             &format!("as {}", c.format),
@@ -120,11 +99,7 @@ fn letters(mode: &ModePlan) -> String {
     let all: String = mode.placement.iter().map(|p| p.tier.letter()).collect();
     // Groups of ten keep long maps countable, and give the wrapper places to break.
     let chars: Vec<char> = all.chars().collect();
-    chars
-        .chunks(10)
-        .map(|c| c.iter().collect::<String>())
-        .collect::<Vec<_>>()
-        .join(" ")
+    chars.chunks(10).map(|c| c.iter().collect::<String>()).collect::<Vec<_>>().join(" ")
 }
 
 fn memory(out: &mut Page, name: &str, m: &VramPlan) {
@@ -133,10 +108,7 @@ fn memory(out: &mut Page, name: &str, m: &VramPlan) {
     }
     let mut terms: Vec<(&String, &Bytes)> = m.terms.iter().collect();
     terms.sort_by(|a, b| b.1.cmp(a.1));
-    let list: Vec<String> = terms
-        .iter()
-        .map(|(n, b)| format!("{} {b}", n.replace('_', " ")))
-        .collect();
+    let list: Vec<String> = terms.iter().map(|(n, b)| format!("{} {b}", n.replace('_', " "))).collect();
     out.item(name, &format!("{} of {}: {}", m.total, m.budget, list.join(", ")));
 }
 

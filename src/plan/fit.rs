@@ -104,33 +104,17 @@ impl<'a> Room<'a> {
         let device_fixed = memory::device_terms(m, job, gpu.is_none());
         let available = machine.ram.available;
         let mut host = available.saturating_sub(reserve(available));
-        let source = if machine.ram.limited_by == "cgroup" {
-            "the cgroup's limit"
-        } else {
-            "free host memory"
-        };
-        let own = Limit {
-            bytes: host,
-            source: source.into(),
-        };
+        let source = if machine.ram.limited_by == "cgroup" { "the cgroup's limit" } else { "free host memory" };
+        let own = Limit { bytes: host, source: source.into() };
         let integrated = gpu.is_some_and(|g| g.integrated);
         let device = gpu.map(|g| {
-            let mut limit = Limit {
-                bytes: g.vram_free.saturating_sub(g.overhead),
-                source: "free VRAM".into(),
-            };
+            let mut limit = Limit { bytes: g.vram_free.saturating_sub(g.overhead), source: "free VRAM".into() };
             if integrated && host < limit.bytes {
-                limit = Limit {
-                    bytes: host,
-                    source: "the memory it shares with the host".into(),
-                };
+                limit = Limit { bytes: host, source: "the memory it shares with the host".into() };
             }
             let asked = Bytes(config.stream.vram_budget.0);
             if asked > Bytes::ZERO && asked < limit.bytes {
-                limit = Limit {
-                    bytes: asked,
-                    source: "stream.vram_budget".into(),
-                };
+                limit = Limit { bytes: asked, source: "stream.vram_budget".into() };
             }
             limit
         });
@@ -138,41 +122,17 @@ impl<'a> Room<'a> {
             host = device.as_ref().map_or(host, |d| host.min(d.bytes));
         }
         let taken = memory::total(&host_fixed)
-            + if device.is_none() || integrated {
-                memory::total(&device_fixed)
-            } else {
-                Bytes::ZERO
-            };
-        let mut weights = Limit {
-            bytes: host.saturating_sub(taken),
-            source: own.source,
-        };
+            + if device.is_none() || integrated { memory::total(&device_fixed) } else { Bytes::ZERO };
+        let mut weights = Limit { bytes: host.saturating_sub(taken), source: own.source };
         if gpu.is_some() && machine.ram.pinnable < weights.bytes {
-            weights = Limit {
-                bytes: machine.ram.pinnable,
-                source: "pinnable host memory".into(),
-            };
+            weights = Limit { bytes: machine.ram.pinnable, source: "pinnable host memory".into() };
         }
         let asked = Bytes(config.stream.host_budget.0);
         if asked > Bytes::ZERO && asked < weights.bytes {
-            weights = Limit {
-                bytes: asked,
-                source: "stream.host_budget".into(),
-            };
+            weights = Limit { bytes: asked, source: "stream.host_budget".into() };
         }
         let slots = config.stream.ring_slots().max(1);
-        Room {
-            m,
-            job,
-            config,
-            slots,
-            device_fixed,
-            host_fixed,
-            device,
-            host,
-            weights,
-            integrated,
-        }
+        Room { m, job, config, slots, device_fixed, host_fixed, device, host, weights, integrated }
     }
 
     /// Terms that no split can help.
@@ -224,13 +184,10 @@ impl<'a> Room<'a> {
         if self.config.stream.slots > 0 {
             return None;
         }
-        (1..self.slots.min(n))
-            .rev()
-            .filter(|s| self.device_fits(0, *s))
-            .find_map(|slots| {
-                let note = format!("the ring is cut from {} to {slots} slots to fit", self.slots);
-                Some((self.fill_host(0, slots)?, vec![note]))
-            })
+        (1..self.slots.min(n)).rev().filter(|s| self.device_fits(0, *s)).find_map(|slots| {
+            let note = format!("the ring is cut from {} to {slots} slots to fit", self.slots);
+            Some((self.fill_host(0, slots)?, vec![note]))
+        })
     }
 
     fn device_fits(&self, resident: usize, slots: usize) -> bool {
@@ -242,11 +199,7 @@ impl<'a> Room<'a> {
     /// Most blocks in host memory for this many on the device.
     fn fill_host(&self, resident: usize, slots: usize) -> Option<Split> {
         let streamed = self.m.blocks.len() - resident;
-        let most = if self.config.stream.tier == "disk" {
-            0
-        } else {
-            streamed
-        };
+        let most = if self.config.stream.tier == "disk" { 0 } else { streamed };
         let fits = |ram: usize| Some(self.split(resident, slots, ram)).filter(|s| self.host_fits(s));
         // Where neither the bare ring nor a full tier fits, nothing between does: it has part of both.
         if fits(0).is_none() && fits(streamed).is_none() {
@@ -272,12 +225,7 @@ impl<'a> Room<'a> {
         let n = self.m.blocks.len();
         let tiers = place(n, self.job.lowest, resident, ram, slots);
         let sum = |tier: TierName, of: fn(&super::shape::BlockShape) -> Bytes| -> Bytes {
-            tiers
-                .iter()
-                .zip(&self.m.blocks)
-                .filter(|(t, _)| **t == tier)
-                .map(|(_, b)| of(b))
-                .sum()
+            tiers.iter().zip(&self.m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| of(b)).sum()
         };
         let residents = sum(TierName::Vram, |b| b.slot);
         let ram_tier = sum(TierName::Ram, |b| b.host);
@@ -297,25 +245,13 @@ impl<'a> Room<'a> {
         if self.device.is_none() {
             host.append(&mut device);
         }
-        Split {
-            tiers,
-            slots,
-            device,
-            host,
-        }
+        Split { tiers, slots, device, host }
     }
 
     /// The reason no split fits although the fixed terms do.
     fn why_not(&self) -> String {
-        let least = self.split(
-            0,
-            if self.config.stream.slots > 0 {
-                self.slots.min(self.m.blocks.len())
-            } else {
-                1
-            },
-            0,
-        );
+        let least =
+            self.split(0, if self.config.stream.slots > 0 { self.slots.min(self.m.blocks.len()) } else { 1 }, 0);
         let (slot, (tensor, bytes)) = (self.m.slot(), &self.m.heaviest);
         match &self.device {
             Some(d) if memory::total(&least.device) > d.bytes => {
@@ -345,23 +281,12 @@ impl<'a> Room<'a> {
     }
 
     fn finish(self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
-        let plan = |terms: Terms, budget: Bytes| VramPlan {
-            total: memory::total(&terms),
-            budget,
-            terms,
-        };
+        let plan = |terms: Terms, budget: Bytes| VramPlan { total: memory::total(&terms), budget, terms };
         let budget = self.device.as_ref().map_or(Bytes::ZERO, |d| d.bytes);
         Fit {
             tiers: split.tiers,
             slots: split.slots,
-            vram: plan(
-                if self.device.is_some() {
-                    split.device
-                } else {
-                    Terms::new()
-                },
-                budget,
-            ),
+            vram: plan(if self.device.is_some() { split.device } else { Terms::new() }, budget),
             host: plan(split.host, self.host),
             problems,
             notes,

@@ -21,28 +21,16 @@ const GRADIENT: u64 = 4;
 pub fn full(x: &Inputs<'_>) -> ModePlan {
     let m = x.model;
     let n = m.blocks.len();
-    let job = Job {
-        lowest: 0,
-        targets: Vec::new(),
-        ..x.job.clone()
-    };
+    let job = Job { lowest: 0, targets: Vec::new(), ..x.job.clone() };
     let slots = x.config.stream.ring_slots().clamp(1, n.max(1));
-    let tbw = if x.config.wear.tbw > 0.0 {
-        Some(Bytes((x.config.wear.tbw * 1e12) as u64))
-    } else {
-        x.machine.disk.tbw
-    };
+    let tbw = if x.config.wear.tbw > 0.0 { Some(Bytes((x.config.wear.tbw * 1e12) as u64)) } else { x.machine.disk.tbw };
     let on_device = device(x, &job, slots);
     let gpu = x.machine.gpu.as_ref();
     let device_budget = gpu.map_or(Bytes::ZERO, |g| g.vram_free.saturating_sub(g.overhead));
     let available = x.machine.ram.available;
     let usable = available.saturating_sub(Bytes((available.0 / 8).min(GIB)));
     // On a CPU the device is host memory; an integrated GPU takes its part out of the same pool.
-    let shared = if gpu.is_some_and(|g| g.integrated) {
-        memory::total(&on_device)
-    } else {
-        Bytes::ZERO
-    };
+    let shared = if gpu.is_some_and(|g| g.integrated) { memory::total(&on_device) } else { Bytes::ZERO };
     let host_room = usable.saturating_sub(shared);
     let host_of = |in_host: bool| {
         let mut terms = Terms::from([("process".to_string(), memory::host_terms(m)["process"])]);
@@ -60,25 +48,16 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
     };
     let fits_host = x.config.stream.tier != "disk" && memory::total(&host_of(true)) <= host_room;
     let host = host_of(fits_host);
-    let written = if fits_host {
-        Bytes::ZERO
-    } else {
-        Bytes(m.params * FULL_WRITTEN)
-    };
+    let written = if fits_host { Bytes::ZERO } else { Bytes(m.params * FULL_WRITTEN) };
     let wear = wear(written, tbw);
 
     let mut problems = blockers(x);
     let need = memory::total(&on_device);
     if gpu.is_some() && need > device_budget {
-        problems.push(format!(
-            "the device needs {need} for slots with state and gradients, {device_budget} are free"
-        ));
+        problems.push(format!("the device needs {need} for slots with state and gradients, {device_budget} are free"));
     }
     if memory::total(&host) > host_room {
-        problems.push(format!(
-            "host memory needs {} with state on disk, {host_room} are there",
-            memory::total(&host)
-        ));
+        problems.push(format!("host memory needs {} with state on disk, {host_room} are there", memory::total(&host)));
     }
     if !fits_host {
         problems.extend(disk_problems(x, wear.steps_to_tbw));
@@ -94,16 +73,8 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
     }
     reasons.push("full finetuning is not in this version yet: this is its forecast".into());
     let tiers = vec![if fits_host { TierName::Ram } else { TierName::Disk }; n];
-    let read = if fits_host {
-        Bytes::ZERO
-    } else {
-        Bytes(m.params * FULL_READ)
-    };
-    let vram = if gpu.is_some() {
-        on_device.clone()
-    } else {
-        Terms::new()
-    };
+    let read = if fits_host { Bytes::ZERO } else { Bytes(m.params * FULL_READ) };
+    let vram = if gpu.is_some() { on_device.clone() } else { Terms::new() };
     ModePlan {
         verdict,
         reasons,
@@ -117,16 +88,8 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
             written,
         },
         seconds_per_step: time::forecast_full(m, &job, x.machine, read.0 as f64, written.0 as f64),
-        vram: VramPlan {
-            total: memory::total(&vram),
-            budget: device_budget,
-            terms: vram,
-        },
-        host: VramPlan {
-            total: memory::total(&host),
-            budget: usable,
-            terms: host,
-        },
+        vram: VramPlan { total: memory::total(&vram), budget: device_budget, terms: vram },
+        host: VramPlan { total: memory::total(&host), budget: usable, terms: host },
         wear,
         placement: placement(m, &tiers),
         ring_slots: slots,
@@ -144,10 +107,7 @@ fn device(x: &Inputs<'_>, job: &Job, slots: usize) -> Terms {
     let mut terms = memory::device_terms(m, job, x.machine.gpu.is_none());
     terms.remove("adapters");
     terms.insert("slots".into(), Bytes(largest * FULL_WRITTEN * slots as u64));
-    terms.insert(
-        "gradients".into(),
-        Bytes((largest + m.vocab * m.hidden) * GRADIENT),
-    );
+    terms.insert("gradients".into(), Bytes((largest + m.vocab * m.hidden) * GRADIENT));
     terms
 }
 
@@ -155,24 +115,15 @@ fn device(x: &Inputs<'_>, job: &Job, slots: usize) -> Terms {
 fn disk_problems(x: &Inputs<'_>, steps: Option<u64>) -> Vec<String> {
     let mut problems = Vec::new();
     let (state, free) = (Bytes(x.model.params * FULL_WRITTEN), x.machine.disk.free);
-    let download = if x.checkpoint.not_here {
-        x.checkpoint.total_bytes()
-    } else {
-        Bytes::ZERO
-    };
+    let download = if x.checkpoint.not_here { x.checkpoint.total_bytes() } else { Bytes::ZERO };
     if state + download > free {
-        problems.push(format!(
-            "state on disk needs {} of free space, the drive has {free}",
-            state + download
-        ));
+        problems.push(format!("state on disk needs {} of free space, the drive has {free}", state + download));
     }
     let least = x.config.wear.min_steps;
     if let Some(steps) = steps
         && steps < least
     {
-        problems.push(format!(
-            "the drive's rated endurance lasts {steps} steps, fewer than wear.min_steps = {least}"
-        ));
+        problems.push(format!("the drive's rated endurance lasts {steps} steps, fewer than wear.min_steps = {least}"));
     }
     problems
 }
@@ -180,10 +131,7 @@ fn disk_problems(x: &Inputs<'_>, steps: Option<u64>) -> Vec<String> {
 fn why(x: &Inputs<'_>, fits_host: bool, written: Bytes, steps: Option<u64>) -> Vec<String> {
     let m = x.model;
     if fits_host {
-        return vec![format!(
-            "weights and state of {} parameters fit host memory",
-            count(m.params)
-        )];
+        return vec![format!("weights and state of {} parameters fit host memory", count(m.params))];
     }
     let mut reasons = vec![match steps {
         Some(steps) => format!("{written} written a step: the drive's rated endurance lasts {steps} steps"),
@@ -193,9 +141,7 @@ fn why(x: &Inputs<'_>, fits_host: bool, written: Bytes, steps: Option<u64>) -> V
     let copy = Bytes(m.params * 2);
     let after = x.machine.disk.free.saturating_sub(Bytes(m.params * FULL_WRITTEN));
     if copy > after {
-        reasons.push(format!(
-            "in-place export only: a 16-bit copy needs {copy}, {after} would be left"
-        ));
+        reasons.push(format!("in-place export only: a 16-bit copy needs {copy}, {after} would be left"));
     }
     reasons
 }

@@ -25,19 +25,11 @@ pub fn total(terms: &Terms) -> Bytes {
 
 /// The largest term, for messages.
 pub fn largest(terms: &Terms) -> Option<(&str, Bytes)> {
-    terms
-        .iter()
-        .max_by_key(|(_, b)| **b)
-        .map(|(n, b)| (n.as_str(), *b))
+    terms.iter().max_by_key(|(_, b)| **b).map(|(n, b)| (n.as_str(), *b))
 }
 
 fn product(factors: &[u64]) -> Bytes {
-    Bytes(
-        factors
-            .iter()
-            .fold(1u64, |a, f| a.saturating_mul(*f))
-            .min(CEILING),
-    )
+    Bytes(factors.iter().fold(1u64, |a, f| a.saturating_mul(*f)).min(CEILING))
 }
 
 /// Device memory beside ring and resident blocks; on a CPU machine the same things lie in host memory.
@@ -54,17 +46,11 @@ pub fn device_terms(m: &Model, job: &Job, on_cpu: bool) -> Terms {
     put("head", m.head_device);
     put("final_norm", m.final_norm_device);
     // fp32 master, gradient and both moments, and a copy in the compute type.
-    put(
-        "adapters",
-        product(&[adapters, 16 + if m.elem < 4 { m.elem } else { 0 }]),
-    );
+    put("adapters", product(&[adapters, 16 + if m.elem < 4 { m.elem } else { 0 }]));
     // Every micro-batch's state at the input of each trained block, and the state on its way.
     put("boundaries", product(&[hidden_state.0, trained + 1]));
     put("hidden_gradient", hidden_state);
-    put(
-        "block_activations",
-        product(&[job.micro_tokens(), block_bytes_per_token(m, job)]),
-    );
+    put("block_activations", product(&[job.micro_tokens(), block_bytes_per_token(m, job)]));
     put("attention_scratch", attention_scratch(m, job));
     put("loss_chunk", loss_chunk(m, job));
     put("unpacked_block", m.unpack);
@@ -105,10 +91,7 @@ fn block_bytes_per_token(m: &Model, job: &Job) -> u64 {
 /// Flash backward's f32 accumulator of dQ (five of them when deterministic), its row sums, and dK, dV per query head.
 fn attention_scratch(m: &Model, job: &Job) -> Bytes {
     let accumulators = if job.deterministic { 5 } else { 1 };
-    product(&[
-        job.micro_tokens(),
-        4 * m.q * accumulators + 4 * m.heads + 2 * m.elem * m.q,
-    ])
+    product(&[job.micro_tokens(), 4 * m.q * accumulators + 4 * m.heads + 2 * m.elem * m.q])
 }
 
 /// Logits of one chunk: in the compute type, in f32, and their gradient.
@@ -142,15 +125,7 @@ mod tests {
     #[test]
     fn adapters_of_an_8b_model_are_counted_exactly() {
         // r 16 on all seven projections of 32 blocks: 41.9 M parameters.
-        let all = [
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-        ];
+        let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
         let t = terms(|c| c.lora.targets = all.map(String::from).to_vec());
         assert_eq!(t["adapters"], Bytes(41_943_040 * 18));
     }
@@ -159,19 +134,10 @@ mod tests {
     fn boundaries_grow_with_micro_batches_and_shrink_with_the_top_fraction() {
         let one = terms(|_| {})["boundaries"];
         assert_eq!(one, Bytes(1024 * 4096 * 2 * 33));
-        assert_eq!(
-            terms(|c| c.train.gradient_accumulation_steps = 4)["boundaries"],
-            one * 4
-        );
-        assert_eq!(
-            terms(|c| c.lora.top_fraction = 0.5)["boundaries"],
-            Bytes(1024 * 4096 * 2 * 17)
-        );
+        assert_eq!(terms(|c| c.train.gradient_accumulation_steps = 4)["boundaries"], one * 4);
+        assert_eq!(terms(|c| c.lora.top_fraction = 0.5)["boundaries"], Bytes(1024 * 4096 * 2 * 17));
         let block = terms(|_| {})["block_activations"];
-        assert_eq!(
-            terms(|c| c.train.gradient_accumulation_steps = 4)["block_activations"],
-            block
-        );
+        assert_eq!(terms(|c| c.train.gradient_accumulation_steps = 4)["block_activations"], block);
     }
 
     #[test]
@@ -179,15 +145,8 @@ mod tests {
         let t = terms(|c| c.data.max_length = 2048);
         assert_eq!(t["loss_chunk"], Bytes(512 * 128_256 * 10));
         assert!(t["attention_scratch"] > Bytes::ZERO);
-        assert_eq!(
-            terms(|c| c.data.max_length = 8192)["loss_chunk"],
-            t["loss_chunk"],
-            "never tokens x vocab"
-        );
-        assert_eq!(
-            terms(|c| c.data.max_length = 64)["loss_chunk"],
-            Bytes(64 * 128_256 * 10)
-        );
+        assert_eq!(terms(|c| c.data.max_length = 8192)["loss_chunk"], t["loss_chunk"], "never tokens x vocab");
+        assert_eq!(terms(|c| c.data.max_length = 64)["loss_chunk"], Bytes(64 * 128_256 * 10));
     }
 
     #[test]

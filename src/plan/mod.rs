@@ -36,10 +36,7 @@ const UNEQUAL: f64 = 1.25;
 /// The config names something the checkpoint doesn't have (a target, a fraction out of range).
 pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> Result<PlanReport> {
     if checkpoint.blocks.is_empty() {
-        return Err(Error::checkpoint(format!(
-            "'{}' has no decoder blocks",
-            shape::clean(&checkpoint.name)
-        )));
+        return Err(Error::checkpoint(format!("'{}' has no decoder blocks", shape::clean(&checkpoint.name))));
     }
     let mut machine = machine.clone();
     if config.train.device == "cpu" {
@@ -47,17 +44,8 @@ pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> R
     }
     let job = Job::of(config, checkpoint)?;
     let model = Model::of(checkpoint, machine.gpu.is_none());
-    let x = verdict::Inputs {
-        checkpoint,
-        machine: &machine,
-        config,
-        model: &model,
-        job: &job,
-    };
-    let modes = Modes {
-        lora: verdict::lora(&x),
-        full: full::full(&x),
-    };
+    let x = verdict::Inputs { checkpoint, machine: &machine, config, model: &model, job: &job };
+    let modes = Modes { lora: verdict::lora(&x), full: full::full(&x) };
     Ok(PlanReport {
         schema: PLAN_SCHEMA,
         model: shape::clean(&checkpoint.name),
@@ -104,17 +92,11 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
         ));
     }
     if c.not_here {
-        notes.push(format!(
-            "not on this machine yet: the download is {}",
-            c.total_bytes()
-        ));
+        notes.push(format!("not on this machine yet: the download is {}", c.total_bytes()));
     }
     let merged = Bytes(m.params * 2);
     if merged > machine.disk.free {
-        notes.push(format!(
-            "a merged 16-bit export would need {merged}, the drive has {} free",
-            machine.disk.free
-        ));
+        notes.push(format!("a merged 16-bit export would need {merged}, the drive has {} free", machine.disk.free));
     }
     notes.push(format!(
         "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",

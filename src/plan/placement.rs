@@ -104,11 +104,7 @@ mod tests {
                     for r in 0..=n - v {
                         let t = place(n, lowest, v, r, 2);
                         let count = |k| t.iter().filter(|x| **x == k).count();
-                        assert_eq!(
-                            (count(Vram), count(Ram), count(Disk)),
-                            (v, r, n - v - r),
-                            "{n} {lowest} {v} {r}"
-                        );
+                        assert_eq!((count(Vram), count(Ram), count(Disk)), (v, r, n - v - r), "{n} {lowest} {v} {r}");
                     }
                 }
             }

@@ -81,21 +81,14 @@ impl Model {
                 let block = &c.blocks[b];
                 let tensors = || block.tensors.iter().map(|t| &c.tensors[t.tensor]);
                 let in_slot = |t: &crate::checkpoint::TensorInfo| {
-                    let bytes = if t.dtype.is_trainable() {
-                        t.elements() * elem
-                    } else {
-                        t.bytes
-                    };
+                    let bytes = if t.dtype.is_trainable() { t.elements() * elem } else { t.bytes };
                     Bytes(bytes).align_up(SLOT_ALIGN)
                 };
                 BlockShape {
                     stored: block.bytes,
                     slot: tensors().map(in_slot).sum(),
                     host: superset(tensors().map(|t| (t.file, t.offset, t.bytes)).collect()),
-                    gemm: tensors()
-                        .filter(|t| t.shape.len() == 2)
-                        .map(crate::checkpoint::TensorInfo::elements)
-                        .sum(),
+                    gemm: tensors().filter(|t| t.shape.len() == 2).map(crate::checkpoint::TensorInfo::elements).sum(),
                 }
             })
             .collect();
@@ -103,12 +96,7 @@ impl Model {
             .blocks
             .iter()
             .max_by_key(|b| b.bytes)
-            .and_then(|b| {
-                b.tensors
-                    .iter()
-                    .map(|t| &c.tensors[t.tensor])
-                    .max_by_key(|t| t.bytes)
-            })
+            .and_then(|b| b.tensors.iter().map(|t| &c.tensors[t.tensor]).max_by_key(|t| t.bytes))
             .map_or((String::new(), Bytes::ZERO), |t| (clean(&t.name), Bytes(t.bytes)));
         let head = c.head.map_or(Bytes::ZERO, |h| Bytes(c.tensors[h].bytes));
         Model {
@@ -141,12 +129,7 @@ impl Model {
             let bytes = Bytes((b.gemm as f64 * per_weight).ceil() as u64 + rest);
             (b.stored, b.slot, b.host) = (bytes, bytes.align_up(SLOT_ALIGN), bytes.align_up(SECTOR));
         }
-        m.unpack = self
-            .blocks
-            .iter()
-            .map(|b| Bytes(b.gemm * self.elem))
-            .max()
-            .unwrap_or(Bytes::ZERO);
+        m.unpack = self.blocks.iter().map(|b| Bytes(b.gemm * self.elem)).max().unwrap_or(Bytes::ZERO);
         m
     }
 
@@ -176,10 +159,7 @@ impl Model {
 
 /// A name from a file, fit for a terminal.
 pub fn clean(name: &str) -> String {
-    name.chars()
-        .take(200)
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    name.chars().take(200).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// Bytes of the sector-aligned reads that cover the runs of `(file, offset, bytes)`.
@@ -229,10 +209,7 @@ impl Job {
     pub fn of(config: &RunConfig, c: &Checkpoint) -> Result<Job> {
         let (l, t) = (&config.lora, &config.train);
         if !(l.top_fraction > 0.0 && l.top_fraction <= 1.0) {
-            return Err(Error::usage(format!(
-                "'lora.top_fraction' = {}: expected above 0, at most 1",
-                l.top_fraction
-            )));
+            return Err(Error::usage(format!("'lora.top_fraction' = {}: expected above 0, at most 1", l.top_fraction)));
         }
         for (key, value) in [
             ("lora.r", l.r),
@@ -242,24 +219,17 @@ impl Job {
             ("stream.loss_chunk", config.stream.loss_chunk),
         ] {
             if value == 0 || value > 1 << 40 {
-                return Err(Error::usage(format!(
-                    "'{key}' = {value}: expected a number from 1 to 2^40"
-                )));
+                return Err(Error::usage(format!("'{key}' = {value}: expected a number from 1 to 2^40")));
             }
         }
         let lowest = lowest_trainable(c.blocks.len(), l.top_fraction);
         for target in &l.targets {
-            let has = |b: &crate::checkpoint::Block| {
-                b.tensors
-                    .iter()
-                    .any(|x| x.role.lora_target() == Some(target.as_str()))
-            };
+            let has =
+                |b: &crate::checkpoint::Block| b.tensors.iter().any(|x| x.role.lora_target() == Some(target.as_str()));
             if !c.blocks[lowest..].iter().all(has) {
                 let names: Vec<&str> = Role::ALL.into_iter().filter_map(Role::lora_target).collect();
-                return Err(
-                    Error::usage(format!("'lora.targets': '{}' has no '{target}'", c.name))
-                        .next(format!("choose among {}", names.join(", "))),
-                );
+                return Err(Error::usage(format!("'lora.targets': '{}' has no '{target}'", c.name))
+                    .next(format!("choose among {}", names.join(", "))));
             }
         }
         if l.targets.is_empty() {
@@ -288,11 +258,7 @@ impl Job {
     }
     /// Adapter parameters of one block.
     pub fn adapter_params(&self, m: &Model) -> u64 {
-        self.targets
-            .iter()
-            .map(|t| m.projection(t))
-            .map(|(out, inp)| self.r.saturating_mul(out + inp))
-            .sum()
+        self.targets.iter().map(|t| m.projection(t)).map(|(out, inp)| self.r.saturating_mul(out + inp)).sum()
     }
 }
 
@@ -327,23 +293,13 @@ mod tests {
         let mut c = checkpoint(TINY, Dtype::BF16);
         grow_block(&mut c, 2, 1 << 20);
         let m = Model::of(&c, false);
-        assert_eq!(
-            m.heaviest,
-            ("model.layers.2.ple.weight".to_string(), Bytes(1 << 20))
-        );
+        assert_eq!(m.heaviest, ("model.layers.2.ple.weight".to_string(), Bytes(1 << 20)));
         assert_eq!(m.slot(), m.blocks[2].slot);
     }
 
     #[test]
     fn the_top_fraction_rounds_up_and_never_to_nothing() {
-        for (n, f, want) in [
-            (32, 0.5, 16),
-            (32, 1.0, 0),
-            (10, 0.7, 3),
-            (4, 0.01, 3),
-            (5, 0.5, 2),
-            (1, 0.5, 0),
-        ] {
+        for (n, f, want) in [(32, 0.5, 16), (32, 1.0, 0), (10, 0.7, 3), (4, 0.01, 3), (5, 0.5, 2), (1, 0.5, 0)] {
             assert_eq!(lowest_trainable(n, f), want, "{n} {f}");
         }
     }
@@ -353,10 +309,7 @@ mod tests {
         assert_eq!(superset(vec![(0, 10, 100)]), Bytes(4096));
         assert_eq!(superset(vec![(0, 4000, 200)]), Bytes(8192));
         assert_eq!(superset(vec![(0, 4096, 4096), (0, 0, 4096)]), Bytes(8192));
-        assert_eq!(
-            superset(vec![(0, 0, 10), (1, 0, 10), (0, 9000, 10)]),
-            Bytes(3 * 4096)
-        );
+        assert_eq!(superset(vec![(0, 0, 10), (1, 0, 10), (0, 9000, 10)]), Bytes(3 * 4096));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Checkpoints made in memory for planner tests: shapes only, no file.
 
 use crate::checkpoint::{
-    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds,
-    TensorInfo, WeightFile,
+    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds, TensorInfo,
+    WeightFile,
 };
 use crate::units::Bytes;
 
@@ -92,23 +92,11 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
     let mut add = |name: String, dims: &[usize]| {
         let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
         let bytes = dims.iter().product::<u64>() * elem;
-        tensors.push(TensorInfo {
-            name,
-            dtype: dtype.clone(),
-            shape: dims,
-            file: 0,
-            offset,
-            bytes,
-        });
+        tensors.push(TensorInfo { name, dtype: dtype.clone(), shape: dims, file: 0, offset, bytes });
         offset += bytes;
         tensors.len() - 1
     };
-    let Shape {
-        hidden: h,
-        intermediate: i,
-        vocab,
-        ..
-    } = shape;
+    let Shape { hidden: h, intermediate: i, vocab, .. } = shape;
     let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let embed = add("model.embed_tokens.weight".into(), &[vocab, h]);
     let mut parts: Vec<(Role, Vec<usize>)> = vec![
@@ -119,11 +107,7 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
         (Role::O, vec![h, q]),
     ];
     if shape.biases {
-        parts.extend([
-            (Role::QBias, vec![q]),
-            (Role::KBias, vec![kv]),
-            (Role::VBias, vec![kv]),
-        ]);
+        parts.extend([(Role::QBias, vec![q]), (Role::KBias, vec![kv]), (Role::VBias, vec![kv])]);
     }
     parts.extend([
         (Role::PostNorm, vec![h]),
@@ -148,11 +132,7 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
         .into_iter()
         .map(|(index, list)| {
             let bytes = list.iter().map(|t| Bytes(tensors[t.tensor].bytes)).sum();
-            Block {
-                index,
-                tensors: list,
-                bytes,
-            }
+            Block { index, tensors: list, bytes }
         })
         .collect();
     Checkpoint {
@@ -161,11 +141,7 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
         hub_id: None,
         revision: None,
         arch: Arch {
-            family: if shape.biases {
-                Family::Qwen2
-            } else {
-                Family::Llama
-            },
+            family: if shape.biases { Family::Qwen2 } else { Family::Llama },
             hidden: h,
             intermediate: i,
             n_layers: shape.layers,
@@ -174,20 +150,14 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
             head_dim: shape.head_dim,
             vocab,
             norm_eps: 1e-5,
-            rope: Rope {
-                theta: 10_000.0,
-                scaling: RopeScaling::None,
-            },
+            rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
             tied: shape.tied,
             act: Activation::Silu,
             windows: vec![None; shape.layers],
             max_positions: 8192,
             special: SpecialIds::default(),
         },
-        files: vec![WeightFile {
-            path: "model/model.safetensors".into(),
-            bytes: offset,
-        }],
+        files: vec![WeightFile { path: "model/model.safetensors".into(), bytes: offset }],
         tensors,
         prefix: "model.".into(),
         embed,
@@ -215,9 +185,6 @@ pub fn grow_block(c: &mut Checkpoint, index: usize, bytes: u64) {
     });
     c.files[0].bytes += bytes;
     // No family here has such a tensor; a bias role stands in for it.
-    c.blocks[index].tensors.push(BlockTensor {
-        role: Role::DownBias,
-        tensor: t,
-    });
+    c.blocks[index].tensors.push(BlockTensor { role: Role::DownBias, tensor: t });
     c.blocks[index].bytes += Bytes(bytes);
 }

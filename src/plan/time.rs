@@ -37,11 +37,7 @@ pub fn forecast(m: &Model, job: &Job, machine: &Machine, tiers: &[TierName], loa
         None => (CPU_UPCAST, machine.cpu_flops),
     };
     let rate = |amount: f64, per_second: f64| {
-        if amount == 0.0 {
-            0.0
-        } else {
-            amount / per_second.max(1.0)
-        }
+        if amount == 0.0 { 0.0 } else { amount / per_second.max(1.0) }
     };
     let compute = work(m, job);
     let sweep = |blocks: &[usize], work: f64| Sweep {
@@ -49,22 +45,12 @@ pub fn forecast(m: &Model, job: &Job, machine: &Machine, tiers: &[TierName], loa
         link: rate(bytes_of(m, blocks).0 as f64, link),
         compute: rate(work, flops),
     };
-    let sweeps = [
-        sweep(&loads.forward, compute.forward),
-        sweep(&loads.backward, compute.backward + compute.head),
-    ];
+    let sweeps = [sweep(&loads.forward, compute.forward), sweep(&loads.backward, compute.backward + compute.head)];
     let low = sweeps.iter().map(|s| s.bound(1.0, 1.0, 1.0)).sum();
     let visits = (2 * m.blocks.len() - job.lowest) as f64;
-    let high = sweeps
-        .iter()
-        .map(|s| s.bound(DISK_MARGIN, LINK_MARGIN, COMPUTE_MARGIN))
-        .sum::<f64>()
+    let high = sweeps.iter().map(|s| s.bound(DISK_MARGIN, LINK_MARGIN, COMPUTE_MARGIN)).sum::<f64>()
         + visits * VISIT_SECONDS * job.micro as f64;
-    SecondsRange {
-        low,
-        high,
-        resource: resource(&sweeps, machine.gpu.is_none()).into(),
-    }
+    SecondsRange { low, high, resource: resource(&sweeps, machine.gpu.is_none()).into() }
 }
 
 /// Seconds each queue is busy in one sweep.
@@ -76,31 +62,20 @@ struct Sweep {
 
 impl Sweep {
     fn bound(&self, disk: f64, link: f64, compute: f64) -> f64 {
-        (self.disk * disk)
-            .max(self.link * link)
-            .max(self.compute * compute)
+        (self.disk * disk).max(self.link * link).max(self.compute * compute)
     }
 }
 
 /// The queue that sets the pace for the larger part of the step.
 fn resource(sweeps: &[Sweep], on_cpu: bool) -> &'static str {
-    let names = if on_cpu {
-        ["disk", "cpu", "cpu"]
-    } else {
-        ["disk", "link", "compute"]
-    };
+    let names = if on_cpu { ["disk", "cpu", "cpu"] } else { ["disk", "link", "compute"] };
     let mut paced: [(f64, &str); 3] = names.map(|n| (0.0, n));
     for s in sweeps {
         let busy = [s.disk, s.link, s.compute];
-        let (i, t) = (0..3)
-            .map(|i| (i, busy[i]))
-            .fold((2, s.compute), |a, b| if b.1 > a.1 { b } else { a });
+        let (i, t) = (0..3).map(|i| (i, busy[i])).fold((2, s.compute), |a, b| if b.1 > a.1 { b } else { a });
         paced[i].0 += t;
     }
-    paced
-        .iter()
-        .fold((-1.0, names[2]), |a, b| if b.0 > a.0 { *b } else { a })
-        .1
+    paced.iter().fold((-1.0, names[2]), |a, b| if b.0 > a.0 { *b } else { a }).1
 }
 
 /// FLOP of one step.
@@ -116,11 +91,7 @@ fn work(m: &Model, job: &Job) -> Work {
     let tokens = job.tokens() as f64;
     let attention = 2.0 * job.length as f64 * m.q as f64 * tokens;
     let adapters = 2.0 * job.adapter_params(m) as f64 * tokens;
-    let mut w = Work {
-        forward: 0.0,
-        backward: 0.0,
-        head: 4.0 * m.vocab as f64 * m.hidden as f64 * tokens,
-    };
+    let mut w = Work { forward: 0.0, backward: 0.0, head: 4.0 * m.vocab as f64 * m.hidden as f64 * tokens };
     for (index, b) in m.blocks.iter().enumerate() {
         let gemm = 2.0 * b.gemm as f64 * tokens;
         let trained = index >= job.lowest;
@@ -135,26 +106,15 @@ fn work(m: &Model, job: &Job) -> Work {
 /// The forecast of one full-finetuning step: one drive shares reads and writes, compute overlaps (8 FLOP per weight
 /// and token with recompute and weight gradients).
 pub fn forecast_full(m: &Model, job: &Job, machine: &Machine, read: f64, written: f64) -> SecondsRange {
-    let flops = machine
-        .gpu
-        .as_ref()
-        .map_or(machine.cpu_flops, |g| g.flops)
-        .max(1.0);
+    let flops = machine.gpu.as_ref().map_or(machine.cpu_flops, |g| g.flops).max(1.0);
     let compute = 8.0 * m.params as f64 * job.tokens() as f64 / flops;
     let disk = read / machine.disk.read.max(1.0) + written / machine.disk.write.max(1.0);
     // Weights cross twice, state once each way; on disk the link is never the slower of the two.
-    let link = machine
-        .gpu
-        .as_ref()
-        .map_or(0.0, |g| 28.0 * m.params as f64 / g.h2d.max(1.0));
+    let link = machine.gpu.as_ref().map_or(0.0, |g| 28.0 * m.params as f64 / g.h2d.max(1.0));
     let s = [Sweep { disk, link, compute }];
     let resource = resource(&s, machine.gpu.is_none()).to_string();
     let high = s[0].bound(DISK_MARGIN, LINK_MARGIN, COMPUTE_MARGIN);
-    SecondsRange {
-        low: s[0].bound(1.0, 1.0, 1.0),
-        high,
-        resource,
-    }
+    SecondsRange { low: s[0].bound(1.0, 1.0, 1.0), high, resource }
 }
 
 #[cfg(test)]
@@ -166,42 +126,26 @@ mod tests {
     use crate::plan::testing::{LLAMA3_8B, checkpoint};
 
     fn h200(length: usize, tier: TierName) -> SecondsRange {
-        let machine =
-            crate::device::profile::parse(include_str!("../../profiles/h200.toml"), "h200.toml").unwrap();
+        let machine = crate::device::profile::parse(include_str!("../../profiles/h200.toml"), "h200.toml").unwrap();
         let mut config = RunConfig::default();
         config.data.max_length = length;
         let c = checkpoint(LLAMA3_8B, Dtype::BF16);
         let (m, job) = (Model::of(&c, false), Job::of(&config, &c).unwrap());
         let tiers = vec![tier; 32];
-        forecast(
-            &m,
-            &job,
-            &machine,
-            &tiers,
-            &loads(&tiers, 0, if tier == TierName::Vram { 0 } else { 2 }),
-        )
+        forecast(&m, &job, &machine, &tiers, &loads(&tiers, 0, if tier == TierName::Vram { 0 } else { 2 }))
     }
 
     #[test]
     fn the_bound_agrees_with_the_measured_floors() {
         // 60 loads over a 55.4 GB/s link: 0.472 s.
         let link = h200(2048, TierName::Ram);
-        assert!(
-            (link.low - 0.472).abs() < 0.003 && link.resource == "link",
-            "{link:?}"
-        );
+        assert!((link.low - 0.472).abs() < 0.003 && link.resource == "link", "{link:?}");
         // GEMM and attention floor of 32 layers at 2048 tokens: 0.129 s measured.
         let compute = h200(2048, TierName::Vram);
-        assert!(
-            (0.11..0.16).contains(&compute.low) && compute.resource == "compute",
-            "{compute:?}"
-        );
+        assert!((0.11..0.16).contains(&compute.low) && compute.resource == "compute", "{compute:?}");
         // HF's resident step of 0.324 s lies inside the range.
         assert!(compute.high > 0.324, "{compute:?}");
         let disk = h200(2048, TierName::Disk);
-        assert!(
-            (disk.low - 26.17 / 2.0).abs() < 0.1 && disk.resource == "disk",
-            "{disk:?}"
-        );
+        assert!((disk.low - 26.17 / 2.0).abs() < 0.1 && disk.resource == "disk", "{disk:?}");
     }
 }

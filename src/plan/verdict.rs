@@ -39,21 +39,13 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let walk = loads(&fit.tiers, x.job.lowest, fit.slots);
     let seconds = time::forecast(x.model, x.job, x.machine, &fit.tiers, &walk);
     let infeasible = verdict == Verdict::Infeasible;
-    let mut reasons = if infeasible {
-        problems
-    } else {
-        lora_reasons(x, &fit, &walk)
-    };
+    let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit, &walk) };
     reasons.extend(fit.notes.iter().cloned());
     let resident = fit.tiers.iter().filter(|t| **t == TierName::Vram).count();
     ModePlan {
         verdict,
         reasons,
-        nearest_fix: if infeasible {
-            nearest_fix(x)
-        } else {
-            improvement(x, &fit)
-        },
+        nearest_fix: if infeasible { nearest_fix(x) } else { improvement(x, &fit) },
         tiers: tier_bytes(x.model, &fit.tiers),
         per_step: per_step(x.model, &fit.tiers, &walk),
         seconds_per_step: seconds,
@@ -64,14 +56,8 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         vram: fit.vram,
         host: fit.host,
         wear: Wear::default(),
-        candidates: [("fp8", FP8), ("nf4", NF4)]
-            .map(|(name, per)| candidate(x, name, per))
-            .to_vec(),
-        command: if infeasible {
-            String::new()
-        } else {
-            command::command(x.config, &x.checkpoint.name, "lora")
-        },
+        candidates: [("fp8", FP8), ("nf4", NF4)].map(|(name, per)| candidate(x, name, per)).to_vec(),
+        command: if infeasible { String::new() } else { command::command(x.config, &x.checkpoint.name, "lora") },
     }
 }
 
@@ -89,12 +75,8 @@ fn verdict_of(fit: &Fit, problems: &[String]) -> Verdict {
 pub fn blockers(x: &Inputs<'_>) -> Vec<String> {
     let c = x.checkpoint;
     let mut problems = Vec::new();
-    let used = c
-        .blocks
-        .iter()
-        .flat_map(|b| b.tensors.iter().map(|t| t.tensor))
-        .chain([c.embed, c.final_norm])
-        .chain(c.head);
+    let used =
+        c.blocks.iter().flat_map(|b| b.tensors.iter().map(|t| t.tensor)).chain([c.embed, c.final_norm]).chain(c.head);
     let odd: Vec<usize> = used.filter(|t| !c.tensors[*t].dtype.is_trainable()).collect();
     if let Some(first) = odd.first() {
         let t = &c.tensors[*first];
@@ -125,29 +107,19 @@ fn lora_reasons(x: &Inputs<'_>, fit: &Fit, walk: &Loads) -> Vec<String> {
     let mut reasons = Vec::new();
     if d > 0 {
         let bytes = tier_bytes(x.model, &fit.tiers).disk;
-        reasons.push(format!(
-            "{d} of {n} blocks ({bytes}) stay on disk and are read in place; nothing is written"
-        ));
+        reasons.push(format!("{d} of {n} blocks ({bytes}) stay on disk and are read in place; nothing is written"));
         if x.config.stream.tier == "disk" {
             reasons.push("stream.tier = disk keeps blocks out of host memory".into());
         } else {
-            reasons.push(format!(
-                "{} allows {} for weights",
-                fit.host_limit.source, fit.host_limit.bytes
-            ));
+            reasons.push(format!("{} allows {} for weights", fit.host_limit.source, fit.host_limit.bytes));
         }
         if x.machine.disk.kind == "hdd" {
             reasons.push("the drive is a hard disk: every step waits for it".into());
         }
     } else {
-        reasons
-            .push("every block stays in memory: no byte of the base crosses the disk during a step".into());
+        reasons.push("every block stays in memory: no byte of the base crosses the disk during a step".into());
     }
-    let place = if x.machine.gpu.is_some() {
-        "on the device"
-    } else {
-        "as f32 copies"
-    };
+    let place = if x.machine.gpu.is_some() { "on the device" } else { "as f32 copies" };
     reasons.push(format!(
         "{v} blocks stay {place}, {r} wait in host memory, {d} on disk; {} ring slots, {} loads a step",
         fit.slots,
@@ -157,10 +129,7 @@ fn lora_reasons(x: &Inputs<'_>, fit: &Fit, walk: &Loads) -> Vec<String> {
         reasons.push("no GPU: blocks are computed in f32 on the processor".into());
     }
     if x.job.lowest > 0 {
-        reasons.push(format!(
-            "blocks 0 to {} run forward only: one visit a step",
-            x.job.lowest - 1
-        ));
+        reasons.push(format!("blocks 0 to {} run forward only: one visit a step", x.job.lowest - 1));
     }
     reasons
 }
@@ -168,18 +137,9 @@ fn lora_reasons(x: &Inputs<'_>, fit: &Fit, walk: &Loads) -> Vec<String> {
 /// Bytes as stored per tier; head and norms count as device memory, an untied embedding as host memory.
 pub fn tier_bytes(m: &Model, tiers: &[TierName]) -> TierBytes {
     let sum = |tier: TierName| -> Bytes {
-        tiers
-            .iter()
-            .zip(&m.blocks)
-            .filter(|(t, _)| **t == tier)
-            .map(|(_, b)| b.stored)
-            .sum()
+        tiers.iter().zip(&m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| b.stored).sum()
     };
-    let (head, embed) = if m.tied {
-        (m.embed, Bytes::ZERO)
-    } else {
-        (m.head, m.embed)
-    };
+    let (head, embed) = if m.tied { (m.embed, Bytes::ZERO) } else { (m.head, m.embed) };
     TierBytes {
         vram: sum(TierName::Vram) + head + m.final_norm,
         ram: sum(TierName::Ram) + embed,
@@ -227,10 +187,7 @@ fn nearest_fix(x: &Inputs<'_>) -> Option<String> {
         }
         fit(x.model, x.job, &machine, x.config).problems.is_empty()
     };
-    [2, 4, 8, 16]
-        .into_iter()
-        .find(|s| bigger(*s))
-        .map(|s| format!("a machine with {s} times the memory would do"))
+    [2, 4, 8, 16].into_iter().find(|s| bigger(*s)).map(|s| format!("a machine with {s} times the memory would do"))
 }
 
 /// One change to a config.
@@ -241,53 +198,20 @@ struct Edit {
 
 /// Changes to try, mildest first, alone and then together.
 fn edits(config: &RunConfig) -> Vec<Vec<Edit>> {
-    let edit = |key: &str, to: String, apply: Box<dyn Fn(&mut RunConfig)>| Edit {
-        text: format!("{key} = {to}"),
-        apply,
-    };
+    let edit =
+        |key: &str, to: String, apply: Box<dyn Fn(&mut RunConfig)>| Edit { text: format!("{key} = {to}"), apply };
     let (batch, length) = (config.train.per_device_train_batch_size, config.data.max_length);
-    let chunk = |to: usize| {
-        edit(
-            "stream.loss_chunk",
-            to.to_string(),
-            Box::new(move |c| c.stream.loss_chunk = to),
-        )
-    };
-    let rows = || {
-        edit(
-            "train.per_device_train_batch_size",
-            "1".into(),
-            Box::new(|c| c.train.per_device_train_batch_size = 1),
-        )
-    };
-    let shorter = |to: usize| {
-        edit(
-            "data.max_length",
-            to.to_string(),
-            Box::new(move |c| c.data.max_length = to),
-        )
-    };
-    let ring = || {
-        edit(
-            "stream.prefetch_ahead",
-            "0".into(),
-            Box::new(|c| (c.stream.prefetch_ahead, c.stream.slots) = (0, 0)),
-        )
-    };
-    let micro = || {
-        edit(
-            "train.gradient_accumulation_steps",
-            "1".into(),
-            Box::new(|c| c.train.gradient_accumulation_steps = 1),
-        )
-    };
+    let chunk = |to: usize| edit("stream.loss_chunk", to.to_string(), Box::new(move |c| c.stream.loss_chunk = to));
+    let rows =
+        || edit("train.per_device_train_batch_size", "1".into(), Box::new(|c| c.train.per_device_train_batch_size = 1));
+    let shorter = |to: usize| edit("data.max_length", to.to_string(), Box::new(move |c| c.data.max_length = to));
+    let ring =
+        || edit("stream.prefetch_ahead", "0".into(), Box::new(|c| (c.stream.prefetch_ahead, c.stream.slots) = (0, 0)));
+    let micro =
+        || edit("train.gradient_accumulation_steps", "1".into(), Box::new(|c| c.train.gradient_accumulation_steps = 1));
     let mut tries = Vec::new();
     if config.stream.tier == "ram" {
-        tries.push(vec![edit(
-            "stream.tier",
-            "auto".into(),
-            Box::new(|c| c.stream.tier = "auto".into()),
-        )]);
+        tries.push(vec![edit("stream.tier", "auto".into(), Box::new(|c| c.stream.tier = "auto".into()))]);
     }
     if config.stream.host_budget.0 > 0 {
         tries.push(vec![edit(
@@ -309,11 +233,7 @@ fn edits(config: &RunConfig) -> Vec<Vec<Edit>> {
     if batch > 1 {
         tries.push(vec![rows()]);
     }
-    let lengths: Vec<usize> = [2, 4, 8, 16]
-        .into_iter()
-        .map(|d| length / d)
-        .filter(|l| *l >= 64)
-        .collect();
+    let lengths: Vec<usize> = [2, 4, 8, 16].into_iter().map(|d| length / d).filter(|l| *l >= 64).collect();
     tries.extend(lengths.iter().map(|l| vec![shorter(*l)]));
     if config.train.gradient_accumulation_steps > 1 {
         tries.push(vec![micro()]);
@@ -322,25 +242,15 @@ fn edits(config: &RunConfig) -> Vec<Vec<Edit>> {
         tries.push(vec![ring()]);
     }
     for l in lengths.iter().copied().chain([length]) {
-        tries.push(vec![
-            rows(),
-            shorter(l),
-            chunk(128.min(config.stream.loss_chunk)),
-            ring(),
-        ]);
+        tries.push(vec![rows(), shorter(l), chunk(128.min(config.stream.loss_chunk)), ring()]);
     }
     tries
 }
 
 /// What would keep every block in memory, where some stay on disk.
 fn improvement(x: &Inputs<'_>, fit: &Fit) -> Option<String> {
-    let missing: Bytes = fit
-        .tiers
-        .iter()
-        .zip(&x.model.blocks)
-        .filter(|(t, _)| **t == TierName::Disk)
-        .map(|(_, b)| b.host)
-        .sum();
+    let missing: Bytes =
+        fit.tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk).map(|(_, b)| b.host).sum();
     if missing == Bytes::ZERO {
         return None;
     }
@@ -351,10 +261,7 @@ fn improvement(x: &Inputs<'_>, fit: &Fit) -> Option<String> {
     let used = fit.host.terms.get("ram_tier").copied().unwrap_or(Bytes::ZERO);
     let slack = fit.host_limit.bytes.saturating_sub(ring + used);
     let more = missing.saturating_sub(ring + slack);
-    Some(format!(
-        "{more} more host memory for weights ({}) would keep every block in memory",
-        fit.host_limit.source
-    ))
+    Some(format!("{more} more host memory for weights ({}) would keep every block in memory", fit.host_limit.source))
 }
 
 /// The same plan with the blocks packed in another format.

@@ -72,32 +72,21 @@ pub fn compare(dirs: &[PathBuf]) -> Result<Comparison> {
     }
     let settings: Vec<Map<String, Value>> = runs.iter().map(|(_, r)| flat_settings(r)).collect();
     let keys: BTreeSet<&String> = settings.iter().flat_map(Map::keys).collect();
-    let differing: Vec<&String> = keys
-        .into_iter()
-        .filter(|k| settings.iter().any(|s| s.get(*k) != settings[0].get(*k)))
-        .collect();
+    let differing: Vec<&String> =
+        keys.into_iter().filter(|k| settings.iter().any(|s| s.get(*k) != settings[0].get(*k))).collect();
     let mut text = String::new();
     for (block, at) in runs.chunks(PER_BLOCK).zip((0..).step_by(PER_BLOCK)) {
         push_row(&mut text, "", block.iter().map(|(name, _)| tail(name)));
         for (label, pointer, kind) in FIGURES {
-            push_row(
-                &mut text,
-                label,
-                block.iter().map(|(_, r)| show(r.pointer(pointer), kind)),
-            );
+            push_row(&mut text, label, block.iter().map(|(_, r)| show(r.pointer(pointer), kind)));
         }
         for key in &differing {
-            let values = settings[at..at + block.len()]
-                .iter()
-                .map(|s| show(s.get(*key), Kind::Text));
+            let values = settings[at..at + block.len()].iter().map(|s| show(s.get(*key), Kind::Text));
             push_row(&mut text, key, values);
         }
         text.push('\n');
     }
-    Ok(Comparison {
-        text: text.trim_end().to_string() + "\n",
-        json: as_json(&runs, &settings, &differing),
-    })
+    Ok(Comparison { text: text.trim_end().to_string() + "\n", json: as_json(&runs, &settings, &differing) })
 }
 
 fn as_json(runs: &[(String, Value)], settings: &[Map<String, Value>], differing: &[&String]) -> Value {
@@ -108,9 +97,7 @@ fn as_json(runs: &[(String, Value)], settings: &[Map<String, Value>], differing:
             let key = pointer.trim_start_matches('/').replace('/', ".");
             out.insert(key, report.pointer(pointer).cloned().unwrap_or_default());
         }
-        let own = differing
-            .iter()
-            .map(|k| ((*k).clone(), settings.get(*k).cloned().unwrap_or_default()));
+        let own = differing.iter().map(|k| ((*k).clone(), settings.get(*k).cloned().unwrap_or_default()));
         out.insert("settings".into(), Value::Object(own.collect()));
         Value::Object(out)
     });
@@ -191,11 +178,7 @@ fn columns(c: char) -> usize {
 /// The end of a run's name tells it from others of the same day.
 fn tail(name: &str) -> String {
     let n = name.chars().count();
-    if n <= CELL {
-        name.into()
-    } else {
-        format!("…{}", name.chars().skip(n - CELL + 1).collect::<String>())
-    }
+    if n <= CELL { name.into() } else { format!("…{}", name.chars().skip(n - CELL + 1).collect::<String>()) }
 }
 
 #[cfg(test)]

@@ -17,12 +17,7 @@ pub fn tool() -> String {
 #[must_use]
 pub fn environment(checkpoint: Option<&Checkpoint>, machine: &Machine) -> Value {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let os = format!(
-        "{} {} {}",
-        std::env::consts::OS,
-        kernel.trim(),
-        std::env::consts::ARCH
-    );
+    let os = format!("{} {} {}", std::env::consts::OS, kernel.trim(), std::env::consts::ARCH);
     json!({
         "schema": 1,
         "tool": tool(),

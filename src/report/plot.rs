@@ -52,11 +52,7 @@ pub(super) fn loss(report: &Report) -> String {
 /// Seconds of each step against the forecast range.
 #[must_use]
 pub(super) fn seconds(report: &Report) -> String {
-    let band = report
-        .forecast
-        .low
-        .zip(report.forecast.high)
-        .map(|(low, high)| ("forecast", low, high));
+    let band = report.forecast.low.zip(report.forecast.high).map(|(low, high)| ("forecast", low, high));
     draw(&Plot {
         title: "Seconds per step",
         unit: "s",
@@ -69,10 +65,7 @@ pub(super) fn seconds(report: &Report) -> String {
 /// An embedded plot as a file of its own.
 #[must_use]
 pub(super) fn standalone(svg: &str) -> String {
-    format!(
-        "{}\n",
-        svg.replacen("<svg ", "<svg xmlns=\"http://www.w3.org/2000/svg\" ", 1)
-    )
+    format!("{}\n", svg.replacen("<svg ", "<svg xmlns=\"http://www.w3.org/2000/svg\" ", 1))
 }
 
 /// One axis: data range to drawing range, finite for all finite input.
@@ -104,11 +97,7 @@ impl Axis {
     fn at(&self, x: f64) -> f64 {
         // Halved before subtracting: high - low may be beyond f64.
         let share = (x / 2.0 - self.low / 2.0) / (self.high / 2.0 - self.low / 2.0);
-        let share = if share.is_finite() {
-            share.clamp(0.0, 1.0)
-        } else {
-            0.5
-        };
+        let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.5 };
         self.from + share * (self.to - self.from)
     }
 
@@ -116,29 +105,18 @@ impl Axis {
     fn ticks(&self, want: f64, whole: bool) -> Vec<f64> {
         let raw = (self.high / want - self.low / want).max(f64::MIN_POSITIVE);
         let power = 10f64.powf(raw.log10().floor());
-        let factor = [1.0, 2.0, 5.0, 10.0]
-            .into_iter()
-            .find(|f| f * power >= raw * 0.999)
-            .unwrap_or(10.0);
-        let step = if whole {
-            (factor * power).max(1.0)
-        } else {
-            factor * power
-        };
+        let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= raw * 0.999).unwrap_or(10.0);
+        let step = if whole { (factor * power).max(1.0) } else { factor * power };
         let first = (self.low / step).ceil();
         let ticks = (0..20).map(|i| (first + f64::from(i)) * step);
-        ticks
-            .filter(|t| t.is_finite() && *t >= self.low && *t <= self.high)
-            .collect()
+        ticks.filter(|t| t.is_finite() && *t >= self.low && *t <= self.high).collect()
     }
 }
 
 fn draw(plot: &Plot<'_>) -> String {
     let [left, right, top, bottom] = ROOM;
     let all = || plot.line.1.iter().chain(&plot.points.1);
-    let band = plot
-        .band
-        .filter(|(_, low, high)| low.is_finite() && high.is_finite() && low <= high);
+    let band = plot.band.filter(|(_, low, high)| low.is_finite() && high.is_finite() && low <= high);
     let edges = band.iter().flat_map(|(_, low, high)| [*low, *high]);
     let x = Axis::over(all().map(|(n, _)| *n as f64), left, WIDTH - right);
     let y = Axis::over(all().filter_map(|(_, v)| *v).chain(edges), HEIGHT - bottom, top);
@@ -173,10 +151,8 @@ fn draw(plot: &Plot<'_>) -> String {
         let (a, b) = (y.at(high), y.at(low));
         let height = (b - a).max(1.0);
         let width = WIDTH - left - right;
-        let _ = write!(
-            out,
-            "<rect class=\"bs-f\" x=\"{left}\" y=\"{a:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>"
-        );
+        let _ =
+            write!(out, "<rect class=\"bs-f\" x=\"{left}\" y=\"{a:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>");
     }
     line(&mut out, &plot.line.1, &x, &y, "bs-a", "bs-s");
     if plot.points.1.len() > 1 {
@@ -184,12 +160,8 @@ fn draw(plot: &Plot<'_>) -> String {
     }
     for (n, v) in thin(&plot.points.1) {
         if let Some(v) = v {
-            let _ = write!(
-                out,
-                "<circle class=\"bs-p\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\"/>",
-                x.at(n as f64),
-                y.at(v)
-            );
+            let _ =
+                write!(out, "<circle class=\"bs-p\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\"/>", x.at(n as f64), y.at(v));
         }
     }
     let crosses = crosses(&mut out, &plot.line.1, &x) + crosses(&mut out, &plot.points.1, &x);
@@ -201,15 +173,9 @@ fn draw(plot: &Plot<'_>) -> String {
 fn line(out: &mut String, series: &Series, x: &Axis, y: &Axis, class: &str, dot: &str) {
     let thinned = thin(series);
     for piece in thinned.split(|(_, v)| v.is_none()) {
-        let points: Vec<(f64, f64)> = piece
-            .iter()
-            .filter_map(|(n, v)| v.map(|v| (x.at(*n as f64), y.at(v))))
-            .collect();
+        let points: Vec<(f64, f64)> = piece.iter().filter_map(|(n, v)| v.map(|v| (x.at(*n as f64), y.at(v)))).collect();
         if let [(px, py)] = points[..] {
-            let _ = write!(
-                out,
-                "<circle class=\"{dot}\" cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"2\"/>"
-            );
+            let _ = write!(out, "<circle class=\"{dot}\" cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"2\"/>");
         } else if !points.is_empty() {
             let d: Vec<String> = points.iter().map(|(px, py)| format!("{px:.1},{py:.1}")).collect();
             let _ = write!(out, "<polyline class=\"{class}\" points=\"{}\"/>", d.join(" "));
@@ -226,10 +192,7 @@ fn crosses(out: &mut String, series: &Series, x: &Axis) -> usize {
         if at - last > 3.0 {
             let top = ROOM[2];
             let (a, b) = (at - 4.0, at + 4.0);
-            let _ = write!(
-                out,
-                "<path class=\"bs-x\" d=\"M{a:.1} {top}l8 8M{b:.1} {top}l-8 8\"/>"
-            );
+            let _ = write!(out, "<path class=\"bs-x\" d=\"M{a:.1} {top}l8 8M{b:.1} {top}l-8 8\"/>");
             last = at;
         }
     }
@@ -242,10 +205,7 @@ fn legend(out: &mut String, plot: &Plot<'_>, band: bool, crosses: usize) {
         words.push(format!("<tspan class=\"bs-s\">━</tspan> {}", escape(plot.line.0)));
     }
     if !plot.points.1.is_empty() {
-        words.push(format!(
-            "<tspan class=\"bs-p\">●</tspan> {}",
-            escape(plot.points.0)
-        ));
+        words.push(format!("<tspan class=\"bs-p\">●</tspan> {}", escape(plot.points.0)));
     }
     if band {
         words.push(format!("▒ {}", escape(plot.band.map_or("", |b| b.0))));
@@ -280,15 +240,8 @@ fn thin(series: &Series) -> Series {
     let mut out = Vec::new();
     for bucket in series.chunks(size) {
         let finite = || bucket.iter().filter(|(_, v)| v.is_some());
-        let by = |a: &&(u64, Option<f64>), b: &&(u64, Option<f64>)| {
-            a.1.unwrap_or(0.0).total_cmp(&b.1.unwrap_or(0.0))
-        };
-        let mut kept: Series = finite()
-            .min_by(by)
-            .into_iter()
-            .chain(finite().max_by(by))
-            .copied()
-            .collect();
+        let by = |a: &&(u64, Option<f64>), b: &&(u64, Option<f64>)| a.1.unwrap_or(0.0).total_cmp(&b.1.unwrap_or(0.0));
+        let mut kept: Series = finite().min_by(by).into_iter().chain(finite().max_by(by)).copied().collect();
         kept.extend(bucket.iter().find(|(_, v)| v.is_none()));
         kept.sort_by_key(|(n, _)| *n);
         out.extend(kept);
@@ -310,10 +263,7 @@ fn number(x: f64) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -322,27 +272,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn plotted(line: Series, points: Series) -> String {
-        draw(&Plot {
-            title: "t",
-            unit: "u",
-            line: ("a", line),
-            points: ("b", points),
-            band: None,
-        })
+        draw(&Plot { title: "t", unit: "u", line: ("a", line), points: ("b", points), band: None })
     }
 
     #[test]
     fn a_nan_is_a_gap_and_a_cross_never_a_peak() {
-        let svg = plotted(
-            vec![
-                (1, Some(3.0)),
-                (2, Some(2.0)),
-                (3, None),
-                (4, Some(1.5)),
-                (5, Some(1.0)),
-            ],
-            vec![],
-        );
+        let svg = plotted(vec![(1, Some(3.0)), (2, Some(2.0)), (3, None), (4, Some(1.5)), (5, Some(1.0))], vec![]);
         assert_eq!(svg.matches("<polyline").count(), 2);
         assert_eq!(svg.matches("bs-x\" d=").count(), 1);
         assert!(svg.contains("not finite: 1"));
@@ -353,19 +288,9 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_inside() {
-        let axis = Axis {
-            low: 0.97,
-            high: 3.1,
-            from: 0.0,
-            to: 1.0,
-        };
+        let axis = Axis { low: 0.97, high: 3.1, from: 0.0, to: 1.0 };
         assert_eq!(axis.ticks(5.0, false), [1.0, 1.5, 2.0, 2.5, 3.0]);
-        let steps = Axis {
-            low: 1.0,
-            high: 5.0,
-            from: 0.0,
-            to: 1.0,
-        };
+        let steps = Axis { low: 1.0, high: 5.0, from: 0.0, to: 1.0 };
         assert_eq!(steps.ticks(8.0, true), [1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(number(0.25), "0.25");
         assert_eq!(number(1e-7), "1.0e-7");

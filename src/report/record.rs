@@ -50,10 +50,8 @@ impl Recorder {
         let events = open_lines(&events_path, true)?;
         let metrics = open_lines(&dir.join(METRICS_FILE), false)?;
         let scrub = Scrubber::new(dir);
-        let text = toml::to_string_pretty(config)
-            .map_err(|e| Error::usage(format!("cannot write the config: {e}")))?;
-        let plan =
-            serde_json::to_value(plan).map_err(|e| Error::run(format!("cannot write the plan: {e}")))?;
+        let text = toml::to_string_pretty(config).map_err(|e| Error::usage(format!("cannot write the config: {e}")))?;
+        let plan = serde_json::to_value(plan).map_err(|e| Error::run(format!("cannot write the plan: {e}")))?;
         replace_keeping(dir, CONFIG_FILE, text.as_bytes())?;
         replace_keeping(dir, PLAN_FILE, format!("{:#}\n", scrub.json(plan)).as_bytes())?;
         let env = with_earlier(&dir.join(ENV_FILE), scrub.json(env.clone()));
@@ -67,16 +65,7 @@ impl Recorder {
             }
         }
         let dir = dir.to_path_buf();
-        Ok(Recorder {
-            dir,
-            events,
-            metrics,
-            scrub,
-            earlier,
-            num_tokens: 0,
-            epoch,
-            next_gauges_at: 0.0,
-        })
+        Ok(Recorder { dir, events, metrics, scrub, earlier, num_tokens: 0, epoch, next_gauges_at: 0.0 })
     }
 
     /// Takes one event; steps and evals also go to `metrics.jsonl`. Of the telemetry only a thinned sample of the
@@ -120,10 +109,9 @@ impl Recorder {
                 self.line(METRICS_FILE, &line)
             }
             // What these say is safe on disk; so must the record of it be.
-            EventKind::Saved(_) | EventKind::Finished(_) => self
-                .events
-                .sync_data()
-                .map_err(|e| Error::io("sync", &self.dir.join(EVENTS_FILE), e)),
+            EventKind::Saved(_) | EventKind::Finished(_) => {
+                self.events.sync_data().map_err(|e| Error::io("sync", &self.dir.join(EVENTS_FILE), e))
+            }
             _ => Ok(()),
         }
     }
@@ -134,18 +122,13 @@ impl Recorder {
     /// The disk refuses.
     pub fn finish(self) -> Result<PathBuf> {
         for (file, name) in [(&self.events, EVENTS_FILE), (&self.metrics, METRICS_FILE)] {
-            file.sync_all()
-                .map_err(|e| Error::io("sync", &self.dir.join(name), e))?;
+            file.sync_all().map_err(|e| Error::io("sync", &self.dir.join(name), e))?;
         }
         write_report(&self.dir)
     }
 
     fn line(&mut self, name: &str, line: &Value) -> Result<()> {
-        let file = if name == EVENTS_FILE {
-            &mut self.events
-        } else {
-            &mut self.metrics
-        };
+        let file = if name == EVENTS_FILE { &mut self.events } else { &mut self.metrics };
         file.write_all(format!("{line}\n").as_bytes()).map_err(|e| {
             Error::io("write", &self.dir.join(name), e).next("free some space; the last checkpoint stands")
         })
@@ -183,19 +166,13 @@ fn step_line(s: &StepRecord, num_tokens: u64) -> Value {
 
 /// Opens a file of lines for appending; a last line that a crash cut off is taken away first.
 fn open_lines(path: &Path, lock: bool) -> Result<File> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .open(path)
-        .map_err(|e| Error::io("open", path, e))?;
+    let mut file =
+        OpenOptions::new().read(true).append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))?;
     if lock {
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                return Err(
-                    Error::usage(format!("another process is recording into '{}'", path.display()))
-                        .next("wait for that run to end, or start a new one"),
-                );
+                return Err(Error::usage(format!("another process is recording into '{}'", path.display()))
+                    .next("wait for that run to end, or start a new one"));
             }
             // Some network file systems have no locks; the run matters more than knowing that it lives.
             Ok(()) | Err(TryLockError::Error(_)) => {}

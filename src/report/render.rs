@@ -12,11 +12,7 @@ use std::fmt::Write;
 /// `report.md`.
 #[must_use]
 pub(super) fn markdown(report: &Report) -> String {
-    let mut out = format!(
-        "# {}\n\n{}\n\n![loss](loss.svg)\n",
-        escape_md(&title(report)),
-        escape_md(&lead(report))
-    );
+    let mut out = format!("# {}\n\n{}\n\n![loss](loss.svg)\n", escape_md(&title(report)), escape_md(&lead(report)));
     for section in sections(report) {
         let _ = write!(out, "\n## {}\n\n| | |\n|---|---|\n", section.title);
         for (name, value) in section.rows {
@@ -41,15 +37,10 @@ pub(super) fn html(report: &Report) -> Result<String> {
     let fail = |e: minijinja::Error| Error::run(format!("cannot render the report: {e:#}"));
     let mut env = Environment::new();
     // The name's ending turns escaping on.
-    env.add_template("report.html", include_str!("report.html"))
-        .map_err(fail)?;
+    env.add_template("report.html", include_str!("report.html")).map_err(fail)?;
     let page = env.get_template("report.html").map_err(fail)?;
     let table = |s: Section| {
-        let rows: Vec<Vec<String>> = s
-            .rows
-            .into_iter()
-            .map(|(name, value)| vec![name.into(), value])
-            .collect();
+        let rows: Vec<Vec<String>> = s.rows.into_iter().map(|(name, value)| vec![name.into(), value]).collect();
         context! { title => s.title, rows => rows }
     };
     page.render(context! {
@@ -66,11 +57,7 @@ pub(super) fn html(report: &Report) -> Result<String> {
 }
 
 fn title(r: &Report) -> String {
-    let model = if r.model.name.is_empty() {
-        "unknown model"
-    } else {
-        &r.model.name
-    };
+    let model = if r.model.name.is_empty() { "unknown model" } else { &r.model.name };
     format!("{model} · {} · {}", or_dash(&r.mode), or_dash(&r.verdict))
 }
 
@@ -108,13 +95,7 @@ fn method(r: &Report) -> String {
 
 fn notice_line(n: &NoticeLine) -> String {
     let level = serde_json::to_value(n.level).map_or(String::new(), |v| plain(&v));
-    format!(
-        "{level}: {}",
-        n.text
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect::<String>()
-    )
+    format!("{level}: {}", n.text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>())
 }
 
 /// Text that Markdown shows as it is, on one line.

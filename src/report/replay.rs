@@ -28,24 +28,15 @@ pub struct Recording {
 /// # Errors
 /// The file can't be opened or read.
 pub fn read_events(path: &Path) -> Result<Recording> {
-    let path = if path.is_dir() {
-        path.join(EVENTS_FILE)
-    } else {
-        path.to_path_buf()
-    };
+    let path = if path.is_dir() { path.join(EVENTS_FILE) } else { path.to_path_buf() };
     let file = File::open(&path).map_err(|e| {
-        Error::io("read", &path, e)
-            .next("give a run's folder: it has an events.jsonl once the run has started")
+        Error::io("read", &path, e).next("give a run's folder: it has an events.jsonl once the run has started")
     })?;
     let mut reader = BufReader::new(file);
     let mut recording = Recording::default();
     loop {
         let mut line = Vec::new();
-        let n = reader
-            .by_ref()
-            .take(MAX_LINE)
-            .read_until(b'\n', &mut line)
-            .map_err(|e| Error::io("read", &path, e))?;
+        let n = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).map_err(|e| Error::io("read", &path, e))?;
         if n == 0 {
             return Ok(recording);
         }
@@ -86,9 +77,7 @@ pub struct Replay {
 pub fn replay(path: &Path) -> Result<Replay> {
     let recording = read_events(path)?;
     if recording.events.is_empty() {
-        return Err(
-            Error::run(format!("'{}' holds no events", path.display())).next("choose a run that has started")
-        );
+        return Err(Error::run(format!("'{}' holds no events", path.display())).next("choose a run that has started"));
     }
     Ok(Replay::new(recording))
 }
@@ -101,25 +90,12 @@ impl Replay {
         let mut rest = VecDeque::new();
         for event in recording.events {
             let fresh = last_at.is_none() || matches!(event.kind, EventKind::Started(_));
-            let wait = if fresh {
-                0.0
-            } else {
-                event.at - last_at.unwrap_or(event.at)
-            };
-            due += if wait.is_finite() {
-                wait.clamp(0.0, MAX_WAIT)
-            } else {
-                0.0
-            };
+            let wait = if fresh { 0.0 } else { event.at - last_at.unwrap_or(event.at) };
+            due += if wait.is_finite() { wait.clamp(0.0, MAX_WAIT) } else { 0.0 };
             last_at = Some(event.at);
             rest.push_back((due, event));
         }
-        Replay {
-            rest,
-            now: 0.0,
-            length: due,
-            damaged: recording.damaged,
-        }
+        Replay { rest, now: 0.0, length: due, damaged: recording.damaged }
     }
 
     /// Seconds from the first to the last event.
@@ -188,18 +164,8 @@ mod tests {
     #[test]
     fn no_recording_says_what_to_give() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(
-            super::replay(dir.path())
-                .unwrap_err()
-                .to_string()
-                .contains("run's folder")
-        );
+        assert!(super::replay(dir.path()).unwrap_err().to_string().contains("run's folder"));
         std::fs::write(dir.path().join(EVENTS_FILE), [0; 100]).unwrap();
-        assert!(
-            super::replay(dir.path())
-                .unwrap_err()
-                .to_string()
-                .contains("no events")
-        );
+        assert!(super::replay(dir.path()).unwrap_err().to_string().contains("no events"));
     }
 }

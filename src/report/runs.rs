@@ -29,17 +29,10 @@ pub fn new_run_dir(results: &Path, model: &str, mode: &str) -> Result<(String, P
 fn new_run_dir_at(results: &Path, model: &str, mode: &str, now: u64) -> Result<(String, PathBuf)> {
     fs::create_dir_all(results)
         .map_err(|e| Error::io("create", results, e).next("choose another folder with --results"))?;
-    let time: String = clock::utc(now)
-        .chars()
-        .filter(|c| !matches!(c, '-' | ':'))
-        .collect();
+    let time: String = clock::utc(now).chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let base = format!("{time}-{}-{}", plain(model, "model"), plain(mode, "run"));
     for n in 1..=MAX_SAME {
-        let run_id = if n == 1 {
-            base.clone()
-        } else {
-            format!("{base}-{n}")
-        };
+        let run_id = if n == 1 { base.clone() } else { format!("{base}-{n}") };
         let dir = results.join(&run_id);
         // The file system decides who is first, also between processes.
         match fs::create_dir(&dir) {
@@ -48,29 +41,16 @@ fn new_run_dir_at(results: &Path, model: &str, mode: &str, now: u64) -> Result<(
             Err(e) => return Err(Error::io("create", &dir, e).next("choose another folder with --results")),
         }
     }
-    Err(Error::run(format!(
-        "'{}' and {MAX_SAME} more of its name exist already",
-        results.join(&base).display()
-    )))
+    Err(Error::run(format!("'{}' and {MAX_SAME} more of its name exist already", results.join(&base).display())))
 }
 
 /// The last part of `name` in characters that every file system and shell takes.
 fn plain(name: &str, fallback: &str) -> String {
     let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    let kept = last.chars().map(|c| {
-        if c.is_ascii_alphanumeric() || "._-".contains(c) {
-            c
-        } else {
-            '-'
-        }
-    });
+    let kept = last.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' });
     let kept: String = kept.take(MAX_NAME).collect();
     let kept = kept.trim_matches(['.', '-']);
-    if kept.is_empty() {
-        fallback.into()
-    } else {
-        kept.into()
-    }
+    if kept.is_empty() { fallback.into() } else { kept.into() }
 }
 
 /// Runs under `results`, newest first; unreadable ones are shown as such, not hidden.
@@ -86,10 +66,7 @@ pub fn list(results: &Path) -> Vec<RunEntry> {
 }
 
 fn is_run(dir: &Path) -> bool {
-    dir.is_dir()
-        && [REPORT_FILE, EVENTS_FILE, CONFIG_FILE]
-            .iter()
-            .any(|f| dir.join(f).is_file())
+    dir.is_dir() && [REPORT_FILE, EVENTS_FILE, CONFIG_FILE].iter().any(|f| dir.join(f).is_file())
 }
 
 /// When the run began, and its entry.
@@ -98,36 +75,20 @@ fn entry(dir: PathBuf) -> (String, RunEntry) {
     let report = match load(&dir) {
         Ok(report) => report,
         Err(e) => {
-            let what = if dir.join(EVENTS_FILE).exists() {
-                "unreadable"
-            } else {
-                "never started"
-            };
+            let what = if dir.join(EVENTS_FILE).exists() { "unreadable" } else { "never started" };
             let model: String = e.what().chars().filter(|c| !c.is_control()).collect();
             return (run_id.clone(), bare_entry(run_id, dir, model, what));
         }
     };
-    let text = |v: &Value| {
-        v.as_str()
-            .unwrap_or_default()
-            .chars()
-            .filter(|c| !c.is_control())
-            .collect::<String>()
-    };
-    let started = report["started"]
-        .as_str()
-        .unwrap_or(&run_id)
-        .replace(['-', ':'], "");
+    let text = |v: &Value| v.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
+    let started = report["started"].as_str().unwrap_or(&run_id).replace(['-', ':'], "");
     let entry = RunEntry {
         model: text(&report["model"]["name"]),
         verdict: text(&report["verdict"]),
         status: parsed(&report["status"]).unwrap_or(RunStatus::Failed),
         steps: report["steps"].as_u64().unwrap_or(0),
         loss: (report["loss"]["first"].as_f64(), report["loss"]["last"].as_f64()),
-        eval: (
-            report["eval"]["before"].as_f64(),
-            report["eval"]["after"].as_f64(),
-        ),
+        eval: (report["eval"]["before"].as_f64(), report["eval"]["after"].as_f64()),
         seconds_per_step: report["seconds_per_step"]["median"].as_f64(),
         tiers: parsed(&report["tiers"]["placement"]).unwrap_or_default(),
         ..bare_entry(run_id, dir, String::new(), "")
@@ -163,18 +124,12 @@ pub fn load(run_dir: &Path) -> Result<Value> {
     // A report beside a living recorder tells of the session before.
     if !path.is_file() || is_alive(run_dir) {
         let report = rebuild(run_dir)?;
-        return serde_json::to_value(&report)
-            .map_err(|e| Error::run(format!("cannot write the report: {e}")));
+        return serde_json::to_value(&report).map_err(|e| Error::run(format!("cannot write the report: {e}")));
     }
     let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
-        Error::run(format!("'{}' is damaged: {e}", path.display())).next("look at report.md instead")
-    })?;
-    if value.is_object() {
-        Ok(value)
-    } else {
-        Err(Error::run(format!("'{}' is not a report", path.display())))
-    }
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::run(format!("'{}' is damaged: {e}", path.display())).next("look at report.md instead"))?;
+    if value.is_object() { Ok(value) } else { Err(Error::run(format!("'{}' is not a report", path.display()))) }
 }
 
 #[cfg(test)]
@@ -196,19 +151,14 @@ mod tests {
             assert!(path.is_dir() && path.parent() == Some(results.as_path()));
         }
         let names: Vec<String> = std::thread::scope(|s| {
-            let threads: Vec<_> = (0..8)
-                .map(|_| s.spawn(|| new_run_dir_at(&results, "m", "full", now).unwrap().0))
-                .collect();
+            let threads: Vec<_> =
+                (0..8).map(|_| s.spawn(|| new_run_dir_at(&results, "m", "full", now).unwrap().0)).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), 8, "{names:?}");
         assert!(names.contains(&"20261129T173106Z-m-full-8".to_string()));
-        let e = new_run_dir(
-            &dir.path().join("results/20261129T173106Z-m-full/config"),
-            "m",
-            "lora",
-        );
+        let e = new_run_dir(&dir.path().join("results/20261129T173106Z-m-full/config"), "m", "lora");
         assert!(e.is_ok());
         fs::write(dir.path().join("file"), "x").unwrap();
         let e = new_run_dir(&dir.path().join("file"), "m", "lora").unwrap_err();

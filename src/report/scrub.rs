@@ -20,10 +20,7 @@ impl Scrubber {
     /// For the run in `run_dir`.
     pub(super) fn new(run_dir: &Path) -> Scrubber {
         let given = run_dir.parent().map(Path::to_path_buf);
-        let real = run_dir
-            .canonicalize()
-            .ok()
-            .and_then(|p| p.parent().map(Path::to_path_buf));
+        let real = run_dir.canonicalize().ok().and_then(|p| p.parent().map(Path::to_path_buf));
         let mut results: Vec<String> = [given, real]
             .into_iter()
             .flatten()
@@ -31,10 +28,7 @@ impl Scrubber {
             .filter(|p| p.starts_with('/') && p.len() > 1)
             .collect();
         results.sort_by_key(|p| std::cmp::Reverse(p.len()));
-        Scrubber {
-            run_dir: run_dir.to_path_buf(),
-            results,
-        }
+        Scrubber { run_dir: run_dir.to_path_buf(), results }
     }
 
     /// `text` without this machine's folders.
@@ -53,11 +47,7 @@ impl Scrubber {
             let length = path_length(rest, before);
             let (path, tail) = rest.split_at(length);
             let is_url = before == ':' && path.starts_with("//") && !path.starts_with("///");
-            out.push_str(&if is_url {
-                Cow::Borrowed(path)
-            } else {
-                self.path(path)
-            });
+            out.push_str(&if is_url { Cow::Borrowed(path) } else { self.path(path) });
             before = path.chars().last().unwrap_or(' ');
             rest = tail;
         }
@@ -82,11 +72,7 @@ impl Scrubber {
         match value {
             Value::String(s) => Value::String(self.text(&s)),
             Value::Array(a) => Value::Array(a.into_iter().map(|v| self.json(v)).collect()),
-            Value::Object(o) => Value::Object(
-                o.into_iter()
-                    .map(|(k, v)| (self.text(&k), self.json(v)))
-                    .collect(),
-            ),
+            Value::Object(o) => Value::Object(o.into_iter().map(|(k, v)| (self.text(&k), self.json(v))).collect()),
             other => other,
         }
     }
@@ -120,11 +106,7 @@ impl Scrubber {
             EventKind::Finished(f) => {
                 f.reason = f.reason.as_deref().map(|r| self.text(r));
                 f.checkpoint = f.checkpoint.as_deref().map(|c| self.inside(c));
-                for x in [
-                    &mut f.stats.h2d_s,
-                    &mut f.stats.stall_s,
-                    &mut f.stats.evict_wait_s,
-                ] {
+                for x in [&mut f.stats.h2d_s, &mut f.stats.stall_s, &mut f.stats.evict_wait_s] {
                     tame(x);
                 }
             }
@@ -151,13 +133,9 @@ fn tame(x: &mut f64) {
 
 /// Bytes of the path that `rest` begins with: to the closing quote where one was opened, else to the next blank.
 fn path_length(rest: &str, before: char) -> usize {
-    let quoted = matches!(before, '\'' | '"' | '`')
-        .then(|| rest.find(before))
-        .flatten();
+    let quoted = matches!(before, '\'' | '"' | '`').then(|| rest.find(before)).flatten();
     let plain = || {
-        let end = rest
-            .find(|c: char| c.is_whitespace() || "'\"`),;]}>|".contains(c))
-            .unwrap_or(rest.len());
+        let end = rest.find(|c: char| c.is_whitespace() || "'\"`),;]}>|".contains(c)).unwrap_or(rest.len());
         rest[..end].trim_end_matches([':', '.']).len().max(1)
     };
     quoted.unwrap_or_else(plain)
@@ -179,27 +157,12 @@ mod tests {
     fn home_paths_lose_their_folders_and_the_rest_stays() {
         let s = scrubber();
         for (given, want) in [
-            (
-                format!("cannot read '{HOME}/my data/rows.jsonl': gone"),
-                "cannot read '…/rows.jsonl': gone",
-            ),
-            (
-                format!("{HOME}/work/results/run-1/checkpoint-5"),
-                "run-1/checkpoint-5",
-            ),
-            (
-                format!("--config {HOME}/c.toml --results={HOME}/r, ok"),
-                "--config …/c.toml --results=…/r, ok",
-            ),
+            (format!("cannot read '{HOME}/my data/rows.jsonl': gone"), "cannot read '…/rows.jsonl': gone"),
+            (format!("{HOME}/work/results/run-1/checkpoint-5"), "run-1/checkpoint-5"),
+            (format!("--config {HOME}/c.toml --results={HOME}/r, ok"), "--config …/c.toml --results=…/r, ok"),
             (format!("see {HOME}/a.txt."), "see …/a.txt."),
-            (
-                "1.5 GB/s of 3/4 on /dev/nvme0n1p1".into(),
-                "1.5 GB/s of 3/4 on /dev/nvme0n1p1",
-            ),
-            (
-                "https://example.org/a/b and and/or".into(),
-                "https://example.org/a/b and and/or",
-            ),
+            ("1.5 GB/s of 3/4 on /dev/nvme0n1p1".into(), "1.5 GB/s of 3/4 on /dev/nvme0n1p1"),
+            ("https://example.org/a/b and and/or".into(), "https://example.org/a/b and and/or"),
             (format!("file://{HOME}/x"), "file:…/x"),
         ] {
             assert_eq!(s.text(&given), want);

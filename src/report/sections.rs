@@ -13,56 +13,26 @@ pub(super) struct Section {
 /// All of them, in the order shown.
 pub(super) fn sections(r: &Report) -> Vec<Section> {
     let mut all = vec![
-        Section {
-            title: "Result",
-            rows: result(r),
-        },
-        Section {
-            title: "Speed",
-            rows: speed(r),
-        },
-        Section {
-            title: "Bytes per step",
-            rows: bytes(r),
-        },
-        Section {
-            title: "Memory",
-            rows: memory(r),
-        },
-        Section {
-            title: "Set-up",
-            rows: setup(r),
-        },
-        Section {
-            title: "Data",
-            rows: data(r),
-        },
-        Section {
-            title: "Machine",
-            rows: machine(r),
-        },
+        Section { title: "Result", rows: result(r) },
+        Section { title: "Speed", rows: speed(r) },
+        Section { title: "Bytes per step", rows: bytes(r) },
+        Section { title: "Memory", rows: memory(r) },
+        Section { title: "Set-up", rows: setup(r) },
+        Section { title: "Data", rows: data(r) },
+        Section { title: "Machine", rows: machine(r) },
     ];
     if r.sessions.len() > 1 {
-        all.push(Section {
-            title: "Sessions",
-            rows: sessions(r),
-        });
+        all.push(Section { title: "Sessions", rows: sessions(r) });
     }
     all
 }
 
 fn result(r: &Report) -> Vec<(&'static str, String)> {
     let mut rows = vec![
-        (
-            "training loss",
-            format!("{} → {}", number(r.loss.first), number(r.loss.last)),
-        ),
+        ("training loss", format!("{} → {}", number(r.loss.first), number(r.loss.last))),
         ("held-out loss", held_out(r)),
         ("steps", r.steps.to_string()),
-        (
-            "tokens",
-            format!("{} ({} carried loss)", count(r.tokens), count(r.trained_tokens)),
-        ),
+        ("tokens", format!("{} ({} carried loss)", count(r.tokens), count(r.trained_tokens))),
         (
             "trained parameters",
             format!(
@@ -76,10 +46,7 @@ fn result(r: &Report) -> Vec<(&'static str, String)> {
     if !r.skipped_steps.is_empty() {
         let shown: Vec<String> = r.skipped_steps.iter().take(10).map(u64::to_string).collect();
         let more = if r.skipped_steps.len() > 10 { ", …" } else { "" };
-        rows.push((
-            "skipped updates",
-            format!("{}: steps {}{more}", r.skipped_steps.len(), shown.join(", ")),
-        ));
+        rows.push(("skipped updates", format!("{}: steps {}{more}", r.skipped_steps.len(), shown.join(", "))));
     }
     rows
 }
@@ -87,12 +54,7 @@ fn result(r: &Report) -> Vec<(&'static str, String)> {
 fn held_out(r: &Report) -> String {
     match (r.eval.before, r.eval.after) {
         (Some(b), Some(a)) if b != 0.0 => {
-            format!(
-                "{} → {} ({:+.1} %)",
-                number(Some(b)),
-                number(Some(a)),
-                (a - b) / b * 100.0
-            )
+            format!("{} → {} ({:+.1} %)", number(Some(b)), number(Some(a)), (a - b) / b * 100.0)
         }
         (None, None) => "not measured".into(),
         (b, a) => format!("{} → {}", number(b), number(a)),
@@ -107,36 +69,15 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
         Some(false) => ", the median is OUTSIDE",
         None => "",
     };
-    let share = r
-        .bound
-        .share
-        .map_or(String::new(), |s| format!(", {:.0} % of it reached", s * 100.0));
+    let share = r.bound.share.map_or(String::new(), |s| format!(", {:.0} % of it reached", s * 100.0));
     vec![
         (
             "seconds per step",
-            format!(
-                "median {}, p95 {}, fastest {}, slowest {}",
-                time(t.median),
-                time(t.p95),
-                time(t.min),
-                time(t.max)
-            ),
+            format!("median {}, p95 {}, fastest {}, slowest {}", time(t.median), time(t.p95), time(t.min), time(t.max)),
         ),
         ("forecast", format!("{} to {}{inside}", time(f.low), time(f.high))),
-        (
-            "bound",
-            format!(
-                "{} ({}){share}",
-                time(r.bound.seconds),
-                r.bound.resource.as_deref().unwrap_or("–")
-            ),
-        ),
-        (
-            "tokens per second",
-            r.tokens_per_second
-                .value
-                .map_or("–".into(), |v| format!("{v:.1}")),
-        ),
+        ("bound", format!("{} ({}){share}", time(r.bound.seconds), r.bound.resource.as_deref().unwrap_or("–"))),
+        ("tokens per second", r.tokens_per_second.value.map_or("–".into(), |v| format!("{v:.1}"))),
         (
             "copies / waits",
             format!(
@@ -152,19 +93,14 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
 fn bytes(r: &Report) -> Vec<(&'static str, String)> {
     let (got, plan) = (&r.bytes.per_step, &r.bytes.planned_per_step);
     let row = |now: u64, of: fn(&super::types::Moved) -> u64| {
-        let planned = plan
-            .as_ref()
-            .map_or("no plan".into(), |p| format!("planned {}", Bytes(of(p))));
+        let planned = plan.as_ref().map_or("no plan".into(), |p| format!("planned {}", Bytes(of(p))));
         format!("{} ({planned})", Bytes(now))
     };
     vec![
         ("read from disk", row(got.disk_read, |p| p.disk_read)),
         ("host to device", row(got.h2d, |p| p.h2d)),
         ("device to host", row(got.d2h, |p| p.d2h)),
-        (
-            "written outside the run's folder",
-            format!("{} in the whole run", Bytes(r.bytes.total.model_drive_written)),
-        ),
+        ("written outside the run's folder", format!("{} in the whole run", Bytes(r.bytes.total.model_drive_written))),
     ]
 }
 
@@ -172,18 +108,10 @@ fn memory(r: &Report) -> Vec<(&'static str, String)> {
     let maybe = |b: Option<u64>| b.map_or("not measured".into(), |b| Bytes(b).to_string());
     let gpu = r.machine.device != "cpu";
     let mut rows = vec![
-        (
-            "blocks on the device",
-            format!("at most {} (planned {})", r.residency.peak, r.residency.planned),
-        ),
+        ("blocks on the device", format!("at most {} (planned {})", r.residency.peak, r.residency.planned)),
         (
             "weights in VRAM / RAM / on disk",
-            format!(
-                "{} / {} / {}",
-                Bytes(r.tiers.vram),
-                Bytes(r.tiers.ram),
-                Bytes(r.tiers.disk)
-            ),
+            format!("{} / {} / {}", Bytes(r.tiers.vram), Bytes(r.tiers.ram), Bytes(r.tiers.disk)),
         ),
         ("blocks by tier", placement(&r.tiers.placement)),
         (
@@ -202,12 +130,7 @@ fn memory(r: &Report) -> Vec<(&'static str, String)> {
             1,
             (
                 "VRAM live / reserved / device",
-                format!(
-                    "{} / {} / {}",
-                    Bytes(r.vram.live),
-                    Bytes(r.vram.reserved),
-                    maybe(r.vram.device)
-                ),
+                format!("{} / {} / {}", Bytes(r.vram.live), Bytes(r.vram.reserved), maybe(r.vram.device)),
             ),
         );
     }
@@ -216,8 +139,8 @@ fn memory(r: &Report) -> Vec<(&'static str, String)> {
 
 /// `12 V, 4 R, 16 D`.
 fn placement(tiers: &[TierName]) -> String {
-    let counts = [TierName::Vram, TierName::Ram, TierName::Disk]
-        .map(|t| (t, tiers.iter().filter(|x| **x == t).count()));
+    let counts =
+        [TierName::Vram, TierName::Ram, TierName::Disk].map(|t| (t, tiers.iter().filter(|x| **x == t).count()));
     let shown: Vec<String> = counts
         .iter()
         .filter(|(_, n)| *n > 0)
@@ -227,11 +150,7 @@ fn placement(tiers: &[TierName]) -> String {
             TierName::Disk => format!("{n} on disk"),
         })
         .collect();
-    if shown.is_empty() {
-        "–".into()
-    } else {
-        shown.join(", ")
-    }
+    if shown.is_empty() { "–".into() } else { shown.join(", ") }
 }
 
 fn setup(r: &Report) -> Vec<(&'static str, String)> {
@@ -241,40 +160,22 @@ fn setup(r: &Report) -> Vec<(&'static str, String)> {
         ("types", format!("compute {}; {}", or_dash(&s.dtype), s.storage)),
         (
             "shape",
-            format!(
-                "up to {} tokens × {} rows × {} micro-batches",
-                maybe(s.seq),
-                maybe(s.batch),
-                s.micro_batches
-            ),
+            format!("up to {} tokens × {} rows × {} micro-batches", maybe(s.seq), maybe(s.batch), s.micro_batches),
         ),
         (
             "optimizer",
-            format!(
-                "AdamW, learning rate {}, {}",
-                train["learning_rate"],
-                plain(&train["lr_scheduler_type"])
-            ),
+            format!("AdamW, learning rate {}, {}", train["learning_rate"], plain(&train["lr_scheduler_type"])),
         ),
         (
             "seed",
-            format!(
-                "{}{}",
-                maybe(s.seed),
-                if s.deterministic == Some(true) {
-                    ", deterministic kernels"
-                } else {
-                    ""
-                }
-            ),
+            format!("{}{}", maybe(s.seed), if s.deterministic == Some(true) { ", deterministic kernels" } else { "" }),
         ),
         ("attention", or_dash(&s.attention).into()),
         ("reader", or_dash(&s.reader).into()),
     ];
     if r.mode == "lora" && lora.is_object() {
-        let targets = lora["targets"].as_array().map_or(String::new(), |t| {
-            t.iter().map(plain).collect::<Vec<_>>().join(", ")
-        });
+        let targets =
+            lora["targets"].as_array().map_or(String::new(), |t| t.iter().map(plain).collect::<Vec<_>>().join(", "));
         let rs = if lora["rslora"] == true { ", rsLoRA" } else { "" };
         let text = format!(
             "r {}, alpha {}{rs}, dropout {}, {targets}; top fraction {}",
@@ -288,27 +189,13 @@ fn setup(r: &Report) -> Vec<(&'static str, String)> {
 fn data(r: &Report) -> Vec<(&'static str, String)> {
     let d = &r.data.facts;
     let dropped: Vec<String> = d.dropped.iter().map(|(why, n)| format!("{n} {why}")).collect();
-    let dropped = if dropped.is_empty() {
-        "none".into()
-    } else {
-        dropped.join(", ")
-    };
+    let dropped = if dropped.is_empty() { "none".into() } else { dropped.join(", ") };
     vec![
         ("format", or_dash(&d.format).into()),
         ("rows", format!("{} train, {} held out", d.rows_used, d.rows_eval)),
         ("dropped", dropped),
-        (
-            "too long",
-            format!(
-                "{} cut ({})",
-                d.truncated,
-                r.data.over_long.as_deref().unwrap_or("–")
-            ),
-        ),
-        (
-            "tokens in the rows",
-            format!("{} ({} carry loss)", count(d.tokens), count(d.trained_tokens)),
-        ),
+        ("too long", format!("{} cut ({})", d.truncated, r.data.over_long.as_deref().unwrap_or("–"))),
+        ("tokens in the rows", format!("{} ({} carry loss)", count(d.tokens), count(d.trained_tokens))),
         ("SHA-256", or_dash(&d.sha256).into()),
     ]
 }
@@ -318,14 +205,8 @@ fn machine(r: &Report) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         ("device", or_dash(&m.device).into()),
         ("system", m.os.clone().unwrap_or_else(|| "–".into())),
-        (
-            "host memory",
-            m.ram_total.map_or("–".into(), |b| Bytes(b).to_string()),
-        ),
-        (
-            "model fingerprint",
-            r.model.fingerprint.clone().unwrap_or_else(|| "–".into()),
-        ),
+        ("host memory", m.ram_total.map_or("–".into(), |b| Bytes(b).to_string())),
+        ("model fingerprint", r.model.fingerprint.clone().unwrap_or_else(|| "–".into())),
     ];
     if let Some(gpu) = &m.gpu {
         let id = gpu.uuid.as_deref().unwrap_or("no UUID");
@@ -343,23 +224,14 @@ fn machine(r: &Report) -> Vec<(&'static str, String)> {
 fn sessions(r: &Report) -> Vec<(&'static str, String)> {
     let line = |s: &super::types::Session| {
         let status = serde_json::to_value(s.status).map_or(String::new(), |v| plain(&v));
-        format!(
-            "steps {} to {}, {status}, {} on {}",
-            s.from_step,
-            s.to_step,
-            secs(s.seconds),
-            or_dash(&s.device)
-        )
+        format!("steps {} to {}, {status}, {} on {}", s.from_step, s.to_step, secs(s.seconds), or_dash(&s.device))
     };
     r.sessions.iter().map(|s| ("session", line(s))).collect()
 }
 
 fn spread(s: Option<&Spread>, unit: &str) -> String {
     s.map_or("N/A".into(), |s| {
-        format!(
-            "{:.0} / {:.0} / {:.0} {unit} (min / median / max of {})",
-            s.min, s.median, s.max, s.n
-        )
+        format!("{:.0} / {:.0} / {:.0} {unit} (min / median / max of {})", s.min, s.median, s.max, s.n)
     })
 }
 

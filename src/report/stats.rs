@@ -14,11 +14,7 @@ pub(super) fn median(sorted: &[f64]) -> Option<f64> {
     let n = sorted.len();
     let upper = *sorted.get(n / 2)?;
     // Halves first: the sum of two huge values would not be finite.
-    Some(if n % 2 == 1 {
-        upper
-    } else {
-        sorted[n / 2 - 1] / 2.0 + upper / 2.0
-    })
+    Some(if n % 2 == 1 { upper } else { sorted[n / 2 - 1] / 2.0 + upper / 2.0 })
 }
 
 /// The value that `share` (0..1) of the sorted values don't exceed, by nearest rank.
@@ -37,12 +33,7 @@ pub(super) fn median_u64(values: impl IntoIterator<Item = u64>) -> u64 {
 /// Least, median and most; `None` without a finite value.
 pub(super) fn spread(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
     let all = sorted(values);
-    Some(Spread {
-        min: *all.first()?,
-        median: median(&all)?,
-        max: *all.last()?,
-        n: all.len(),
-    })
+    Some(Spread { min: *all.first()?, median: median(&all)?, max: *all.last()?, n: all.len() })
 }
 
 /// `x` unless it isn't finite.
@@ -62,10 +53,7 @@ mod tests {
         assert_eq!(percentile(&v, 0.95), Some(4.0));
         let hundred = sorted((1..=100).map(f64::from));
         assert_eq!(percentile(&hundred, 0.95), Some(95.0));
-        assert_eq!(
-            (median(&[]), percentile(&[], 0.95), spread([f64::NAN])),
-            (None, None, None)
-        );
+        assert_eq!((median(&[]), percentile(&[], 0.95), spread([f64::NAN])), (None, None, None));
         assert_eq!(median_u64([4, 1, 3, 2]), 2);
         assert_eq!(median_u64([]), 0);
         assert_eq!(median(&[f64::MAX, f64::MAX]), Some(f64::MAX));

@@ -14,16 +14,8 @@ use std::collections::BTreeMap;
 #[must_use]
 pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> Report {
     let told = Told::from(events);
-    let start = told
-        .sessions
-        .last()
-        .map(|s| s.started.clone())
-        .unwrap_or_default();
-    let mode_plan = &plan["modes"][if start.mode.is_empty() {
-        "lora"
-    } else {
-        start.mode.as_str()
-    }];
+    let start = told.sessions.last().map(|s| s.started.clone()).unwrap_or_default();
+    let mode_plan = &plan["modes"][if start.mode.is_empty() { "lora" } else { start.mode.as_str() }];
     let (measured, warmup_excluded) = told.measured();
     let times = sorted(measured.iter().map(|s| s.seconds).filter(|s| *s >= 0.0));
     let seconds_per_step = StepTimes {
@@ -33,17 +25,10 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         max: times.last().copied(),
         n: times.len(),
         warmup_excluded,
-        list: told
-            .effective()
-            .map(|s| (s.step, finite(s.seconds).filter(|x| *x >= 0.0)))
-            .collect(),
+        list: told.effective().map(|s| (s.step, finite(s.seconds).filter(|x| *x >= 0.0))).collect(),
     };
     let (status, reason) = told.ending();
-    let losses: Vec<(u64, Option<f64>)> = told
-        .steps
-        .iter()
-        .map(|(n, (_, s))| (*n, finite(s.loss)))
-        .collect();
+    let losses: Vec<(u64, Option<f64>)> = told.steps.iter().map(|(n, (_, s))| (*n, finite(s.loss))).collect();
     Report {
         schema: REPORT_SCHEMA,
         tool: text(&env["tool"]).unwrap_or_else(|| "unknown".into()),
@@ -57,17 +42,9 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         model: model(&start, plan, env),
         machine: machine(&start, plan, env),
         setup: setup(&start, config),
-        data: DataReport {
-            facts: start.data.clone(),
-            over_long: text(&config["data"]["over_long"]),
-        },
+        data: DataReport { facts: start.data.clone(), over_long: text(&config["data"]["over_long"]) },
         steps: told.last_step(),
-        skipped_steps: told
-            .steps
-            .iter()
-            .filter(|(_, (_, s))| s.skipped)
-            .map(|(n, _)| *n)
-            .collect(),
+        skipped_steps: told.steps.iter().filter(|(_, (_, s))| s.skipped).map(|(n, _)| *n).collect(),
         tokens: total(told.effective().map(|s| s.tokens)),
         trained_tokens: total(told.effective().map(|s| s.trained_tokens)),
         loss: LossReport {
@@ -76,10 +53,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             list: losses,
         },
         eval: told.eval(),
-        residency: Residency {
-            planned: start.residency_planned,
-            peak: told.residency_peak(),
-        },
+        residency: Residency { planned: start.residency_planned, peak: told.residency_peak() },
         bytes: BytesReport {
             total: moved(&told.all_steps, total),
             per_step: moved(&measured, median_u64),
@@ -108,12 +82,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             .enumerate()
             .map(|(i, s)| s.facts(text(&session_env(env, i)["started"])))
             .collect(),
-        telemetry_dropped: total(
-            told.sessions
-                .iter()
-                .filter_map(|s| s.finished.as_ref())
-                .map(|f| f.telemetry_dropped),
-        ),
+        telemetry_dropped: total(told.sessions.iter().filter_map(|s| s.finished.as_ref()).map(|f| f.telemetry_dropped)),
         notices: told.notices,
         config: settings(config),
         files: BTreeMap::new(),
@@ -136,19 +105,11 @@ fn moved(steps: &[StepRecord], fold: fn(Vec<u64>) -> u64) -> Moved {
 
 fn planned_per_step(per_step: &Value) -> Option<Moved> {
     let of = |key: &str| per_step[key].as_u64();
-    Some(Moved {
-        disk_read: of("disk_read")?,
-        h2d: of("h2d")?,
-        d2h: of("d2h")?,
-        model_drive_written: of("written")?,
-    })
+    Some(Moved { disk_read: of("disk_read")?, h2d: of("h2d")?, d2h: of("d2h")?, model_drive_written: of("written")? })
 }
 
 fn speed(measured: &[StepRecord], warmup_excluded: usize) -> Speed {
-    let timed: Vec<&StepRecord> = measured
-        .iter()
-        .filter(|s| s.seconds.is_finite() && s.seconds > 0.0)
-        .collect();
+    let timed: Vec<&StepRecord> = measured.iter().filter(|s| s.seconds.is_finite() && s.seconds > 0.0).collect();
     let seconds: f64 = timed.iter().map(|s| s.seconds).sum();
     let tokens = total(timed.iter().map(|s| s.tokens));
     Speed {
@@ -195,16 +156,9 @@ fn vram(told: &Told, mode_plan: &Value) -> VramReport {
 /// Bytes per tier: by the blocks' real placement, plus what the plan puts on a tier beside blocks (head, norms).
 fn tiers(start: &RunStarted, mode_plan: &Value) -> Tiers {
     let planned = |key: &str| mode_plan["tiers"][key].as_u64().unwrap_or(0);
-    let mut out = Tiers {
-        vram: planned("vram"),
-        ram: planned("ram"),
-        disk: planned("disk"),
-        placement: start.tiers.clone(),
-    };
-    let Some(places) = mode_plan["placement"]
-        .as_array()
-        .filter(|p| p.len() == start.tiers.len())
-    else {
+    let mut out =
+        Tiers { vram: planned("vram"), ram: planned("ram"), disk: planned("disk"), placement: start.tiers.clone() };
+    let Some(places) = mode_plan["placement"].as_array().filter(|p| p.len() == start.tiers.len()) else {
         return out;
     };
     for (place, now) in places.iter().zip(&start.tiers) {
@@ -252,15 +206,9 @@ fn model(start: &RunStarted, plan: &Value, env: &Value) -> ModelFacts {
 
 fn machine(start: &RunStarted, plan: &Value, env: &Value) -> MachineFacts {
     // A plan made for a profile describes another machine than the one the run was on.
-    let planned_here = plan["machine"]["source"]
-        .as_str()
-        .is_some_and(|s| s.starts_with("measured"));
+    let planned_here = plan["machine"]["source"].as_str().is_some_and(|s| s.starts_with("measured"));
     let candidates = [&env["gpu"], &plan["machine"]["gpu"]];
-    let known = if planned_here {
-        &candidates[..]
-    } else {
-        &candidates[..1]
-    };
+    let known = if planned_here { &candidates[..] } else { &candidates[..1] };
     let gpu = known.iter().find(|g| g.is_object() && start.device != "cpu");
     MachineFacts {
         device: start.device.clone(),
@@ -281,12 +229,7 @@ fn setup(start: &RunStarted, config: &Value) -> Setup {
     let lora = start.mode != "full";
     Setup {
         dtype: start.compute_dtype.clone(),
-        storage: if lora {
-            "base as stored; adapter and moments f32"
-        } else {
-            "weights and moments f32"
-        }
-        .into(),
+        storage: if lora { "base as stored; adapter and moments f32" } else { "weights and moments f32" }.into(),
         seq: config["data"]["max_length"].as_u64(),
         batch: config["train"]["per_device_train_batch_size"].as_u64(),
         micro_batches: start.micro_batches,
@@ -306,10 +249,7 @@ fn settings(config: &Value) -> Value {
         };
         let paths = ["files", "eval_files", "template", "init_from"];
         let kept = map.iter().filter(|(k, _)| !paths.contains(&k.as_str()));
-        out.insert(
-            section.into(),
-            Value::Object(kept.map(|(k, v)| (k.clone(), v.clone())).collect()),
-        );
+        out.insert(section.into(), Value::Object(kept.map(|(k, v)| (k.clone(), v.clone())).collect()));
     }
     Value::Object(out)
 }
@@ -354,10 +294,7 @@ pub fn comparable(report: &Value) -> Value {
     if let Some(data) = out.get_mut("data").and_then(Value::as_object_mut) {
         data.remove("template_date");
     }
-    out.insert(
-        "residency".into(),
-        json!({ "planned": report["residency"]["planned"] }),
-    );
+    out.insert("residency".into(), json!({ "planned": report["residency"]["planned"] }));
     out.insert("tiers".into(), report["tiers"].clone());
     let moved = ["disk_read", "h2d", "d2h"].map(|k| (k.to_string(), report["bytes"][k].clone()));
     out.insert("bytes".into(), Value::Object(moved.into_iter().collect()));

@@ -83,10 +83,7 @@ impl Told {
             EventKind::Eval(e) => self.evals.push((e.step, e.loss)),
             EventKind::Gauges(g) => self.gauges.push(g.clone()),
             EventKind::Notice(n) if n.level >= Level::Warn && self.notices.len() < MAX_NOTICES => {
-                self.notices.push(NoticeLine {
-                    level: n.level,
-                    text: n.text.clone(),
-                });
+                self.notices.push(NoticeLine { level: n.level, text: n.text.clone() });
             }
             EventKind::Finished(f) => {
                 if let Some(session) = self.sessions.last_mut() {
@@ -148,24 +145,16 @@ impl Told {
 
     pub(super) fn residency_peak(&self) -> usize {
         let steps = self.all_steps.iter().map(|s| s.residency_peak);
-        steps
-            .chain(self.finished().map(|f| f.residency_peak))
-            .max()
-            .unwrap_or(0)
+        steps.chain(self.finished().map(|f| f.residency_peak)).max().unwrap_or(0)
     }
 
     pub(super) fn stats(&self) -> StatsReport {
-        let sum =
-            |of: fn(&StepRecord) -> f64| self.all_steps.iter().map(of).filter(|x| *x >= 0.0).sum::<f64>();
+        let sum = |of: fn(&StepRecord) -> f64| self.all_steps.iter().map(of).filter(|x| *x >= 0.0).sum::<f64>();
         // A session that was killed has no closing figures: then the steps' own are all there is.
         let closed = !self.sessions.is_empty() && self.sessions.iter().all(|s| s.finished.is_some());
         let whole = |of: fn(&RunFinished) -> f64| self.finished().map(of).filter(|x| *x >= 0.0).sum::<f64>();
         let (h2d_s, stall_s, evict_wait_s) = if closed {
-            (
-                whole(|f| f.stats.h2d_s),
-                whole(|f| f.stats.stall_s),
-                whole(|f| f.stats.evict_wait_s),
-            )
+            (whole(|f| f.stats.h2d_s), whole(|f| f.stats.stall_s), whole(|f| f.stats.evict_wait_s))
         } else {
             (sum(|s| s.h2d_s), sum(|s| s.stall_s), sum(|s| s.evict_wait_s))
         };

@@ -34,30 +34,14 @@ pub struct Verified {
 /// The run has no report yet, or it can't be read.
 pub fn verify(run_dir: &Path) -> Result<Verified> {
     if !run_dir.join(REPORT_FILE).is_file() {
-        return Err(Error::run(format!(
-            "'{}' has no report.json to check against",
-            run_dir.display()
-        ))
-        .next("only a run that has ended can be verified"));
+        return Err(Error::run(format!("'{}' has no report.json to check against", run_dir.display()))
+            .next("only a run that has ended can be verified"));
     }
     let report = load(run_dir)?;
-    let files: BTreeMap<String, FileFacts> =
-        serde_json::from_value(report["files"].clone()).map_err(|e| {
-            Error::run(format!(
-                "'{}' lists no files: {e}",
-                run_dir.join(REPORT_FILE).display()
-            ))
-        })?;
-    let problems: Vec<String> = files
-        .iter()
-        .filter_map(|(name, facts)| problem(run_dir, name, facts))
-        .collect();
-    Ok(Verified {
-        schema: 1,
-        ok: problems.is_empty(),
-        checked: files.len(),
-        problems,
-    })
+    let files: BTreeMap<String, FileFacts> = serde_json::from_value(report["files"].clone())
+        .map_err(|e| Error::run(format!("'{}' lists no files: {e}", run_dir.join(REPORT_FILE).display())))?;
+    let problems: Vec<String> = files.iter().filter_map(|(name, facts)| problem(run_dir, name, facts)).collect();
+    Ok(Verified { schema: 1, ok: problems.is_empty(), checked: files.len(), problems })
 }
 
 fn problem(run_dir: &Path, name: &str, facts: &FileFacts) -> Option<String> {
@@ -68,9 +52,7 @@ fn problem(run_dir: &Path, name: &str, facts: &FileFacts) -> Option<String> {
     }
     match hash(&run_dir.join(path)) {
         Err(e) => Some(format!("{shown}: cannot be read ({e})")),
-        Ok(now) if now.bytes != facts.bytes => {
-            Some(format!("{shown}: {} bytes, was {}", now.bytes.0, facts.bytes.0))
-        }
+        Ok(now) if now.bytes != facts.bytes => Some(format!("{shown}: {} bytes, was {}", now.bytes.0, facts.bytes.0)),
         Ok(now) if now.sha256 != facts.sha256 => Some(format!("{shown}: its content has changed")),
         Ok(_) => None,
     }
@@ -86,9 +68,7 @@ pub(super) fn hash_files(dir: &Path) -> Result<BTreeMap<String, FileFacts>> {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let kind = entry
-                .file_type()
-                .map_err(|e| Error::io("read", &entry.path(), e))?;
+            let kind = entry.file_type().map_err(|e| Error::io("read", &entry.path(), e))?;
             let key = format!("{prefix}{name}");
             if name.starts_with('.') || key == REPORT_FILE || key.starts_with("export-") {
                 continue;
@@ -96,10 +76,7 @@ pub(super) fn hash_files(dir: &Path) -> Result<BTreeMap<String, FileFacts>> {
             if kind.is_dir() && depth < MAX_DEPTH {
                 open.push((entry.path(), format!("{key}/"), depth + 1));
             } else if kind.is_file() {
-                out.insert(
-                    key,
-                    hash(&entry.path()).map_err(|e| Error::io("read", &entry.path(), e))?,
-                );
+                out.insert(key, hash(&entry.path()).map_err(|e| Error::io("read", &entry.path(), e))?);
             }
         }
     }
@@ -119,8 +96,5 @@ fn hash(path: &Path) -> std::io::Result<FileFacts> {
         bytes += n as u64;
     }
     let sha256 = digest.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    Ok(FileFacts {
-        bytes: Bytes(bytes),
-        sha256,
-    })
+    Ok(FileFacts { bytes: Bytes(bytes), sha256 })
 }

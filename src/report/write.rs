@@ -34,12 +34,7 @@ fn from_recording(dir: &Path, alive: bool) -> Result<Report> {
     let recording = read_events(dir)?;
     let config = fs::read_to_string(dir.join(CONFIG_FILE)).ok();
     let config: Value = config.and_then(|t| toml::from_str(&t).ok()).unwrap_or_default();
-    let mut report = summary(
-        &recording.events,
-        &config,
-        &json_file(dir, PLAN_FILE),
-        &json_file(dir, ENV_FILE),
-    );
+    let mut report = summary(&recording.events, &config, &json_file(dir, PLAN_FILE), &json_file(dir, ENV_FILE));
     if report.run_id.is_empty() {
         report.run_id = name_of(dir);
     }
@@ -48,14 +43,8 @@ fn from_recording(dir: &Path, alive: bool) -> Result<Report> {
         report.reason = Some("the process ended without a last word (killed, or out of memory)".into());
     }
     if recording.damaged > 0 {
-        let text = format!(
-            "{} lines of events.jsonl could not be read and are missing here",
-            recording.damaged
-        );
-        report.notices.push(NoticeLine {
-            level: Level::Warn,
-            text,
-        });
+        let text = format!("{} lines of events.jsonl could not be read and are missing here", recording.damaged);
+        report.notices.push(NoticeLine { level: Level::Warn, text });
     }
     Ok(report)
 }
@@ -63,32 +52,23 @@ fn from_recording(dir: &Path, alive: bool) -> Result<Report> {
 /// Writes the report of a run that is over; returns the path of `report.json`, which is written last.
 pub(super) fn write_report(dir: &Path) -> Result<PathBuf> {
     let mut report = from_recording(dir, false)?;
-    files::replace(
-        &dir.join(PLOT_FILE),
-        plot::standalone(&plot::loss(&report)).as_bytes(),
-    )?;
+    files::replace(&dir.join(PLOT_FILE), plot::standalone(&plot::loss(&report)).as_bytes())?;
     files::replace(&dir.join(MARKDOWN_FILE), render::markdown(&report).as_bytes())?;
     files::replace(&dir.join(HTML_FILE), render::html(&report)?.as_bytes())?;
     report.files = hash_files(dir)?;
     let path = dir.join(REPORT_FILE);
-    let json = serde_json::to_string_pretty(&report)
-        .map_err(|e| Error::run(format!("cannot write the report: {e}")))?;
+    let json =
+        serde_json::to_string_pretty(&report).map_err(|e| Error::run(format!("cannot write the report: {e}")))?;
     files::replace(&path, format!("{json}\n").as_bytes())?;
     Ok(path)
 }
 
 /// The last part of `dir`, as shown.
 pub(super) fn name_of(dir: &Path) -> String {
-    let name = dir
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     name.chars().filter(|c| !c.is_control()).collect()
 }
 
 fn json_file(dir: &Path, name: &str) -> Value {
-    fs::read(dir.join(name))
-        .ok()
-        .and_then(|b| serde_json::from_slice(&b).ok())
-        .unwrap_or_default()
+    fs::read(dir.join(name)).ok().and_then(|b| serde_json::from_slice(&b).ok()).unwrap_or_default()
 }

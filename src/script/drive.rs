@@ -52,10 +52,7 @@ pub fn run(
             return ExitCode::Usage;
         }
     };
-    let theme = Theme {
-        ascii: options.ascii,
-        ..Theme::plain()
-    };
+    let theme = Theme { ascii: options.ascii, ..Theme::plain() };
     let session = Session::new(options.config, theme, services);
     let mut driver = Driver {
         session,
@@ -83,14 +80,9 @@ pub fn run(
 }
 
 fn read(file: &Path) -> Result<String, Error> {
-    let length = std::fs::metadata(file)
-        .map_err(|e| Error::io("read", file, e))?
-        .len();
+    let length = std::fs::metadata(file).map_err(|e| Error::io("read", file, e))?.len();
     if length > LONGEST {
-        return Err(Error::usage(format!(
-            "'{}' is too long for a script",
-            file.display()
-        )));
+        return Err(Error::usage(format!("'{}' is too long for a script", file.display())));
     }
     std::fs::read_to_string(file).map_err(|e| Error::io("read", file, e))
 }
@@ -155,10 +147,7 @@ impl Driver<'_> {
         let mut told = false;
         while self.session.app.busy() {
             if !told {
-                say(
-                    self.err,
-                    "the script is over: finishing this step, saving, stopping",
-                );
+                say(self.err, "the script is over: finishing this step, saving, stopping");
                 self.session.send(Msg::Act(Action::Stop));
                 told = true;
             }
@@ -196,30 +185,15 @@ impl Driver<'_> {
             }
             Command::Run => self.run()?,
             Command::Wait(what, limit) => self.wait(what, *limit)?,
-            Command::Expect {
-                path,
-                op,
-                value,
-                scope,
-            } => {
-                let plan = self
-                    .session
-                    .app
-                    .plan
-                    .report()
-                    .and_then(|p| serde_json::to_value(p).ok());
-                let facts = Facts {
-                    report: self.report.as_ref(),
-                    plan: plan.as_ref(),
-                };
+            Command::Expect { path, op, value, scope } => {
+                let plan = self.session.app.plan.report().and_then(|p| serde_json::to_value(p).ok());
+                let facts = Facts { report: self.report.as_ref(), plan: plan.as_ref() };
                 facts.check(path, *op, value, *scope).map_err(failed)?;
             }
             Command::ExpectScreen(text) => {
                 let screen = self.draw();
                 if !screen.contains(text.as_str()) {
-                    return Err(failed(format!(
-                        "the screen does not show \"{text}\"; it shows:\n{screen}"
-                    )));
+                    return Err(failed(format!("the screen does not show \"{text}\"; it shows:\n{screen}")));
                 }
             }
             Command::Snapshot(name) => self.snapshot(name)?,
@@ -258,24 +232,13 @@ impl Driver<'_> {
         let Some(plan) = app.plan.report() else {
             return Err(match &self.session.plan_error {
                 Some(e) => bad(e),
-                None => Stop(
-                    ExitCode::Usage,
-                    "no model: give --model or 'set model.path DIR'".into(),
-                ),
+                None => Stop(ExitCode::Usage, "no model: give --model or 'set model.path DIR'".into()),
             });
         };
         let mode = chosen(&app.config, plan);
         if mode.verdict == Verdict::Infeasible {
-            let fix = mode
-                .nearest_fix
-                .as_deref()
-                .map(|f| format!("; nearest fix: {f}"))
-                .unwrap_or_default();
-            let what = format!(
-                "INFEASIBLE ({}): {}{fix}",
-                app.config.train.mode,
-                mode.reasons.join("; ")
-            );
+            let fix = mode.nearest_fix.as_deref().map(|f| format!("; nearest fix: {f}")).unwrap_or_default();
+            let what = format!("INFEASIBLE ({}): {}{fix}", app.config.train.mode, mode.reasons.join("; "));
             return Err(Stop(ExitCode::Infeasible, what));
         }
         (self.report, self.finished) = (None, None);
@@ -301,35 +264,18 @@ impl Driver<'_> {
             };
             let app = &self.session.app;
             if done {
-                let failed_run = app
-                    .run
-                    .finished
-                    .as_ref()
-                    .filter(|f| over && f.status == RunStatus::Failed);
+                let failed_run = app.run.finished.as_ref().filter(|f| over && f.status == RunStatus::Failed);
                 return match failed_run {
-                    Some(f) if *what == Wait::Finished => Err(failed(format!(
-                        "the run failed: {}",
-                        f.reason.as_deref().unwrap_or("no reason given")
-                    ))),
+                    Some(f) if *what == Wait::Finished => {
+                        Err(failed(format!("the run failed: {}", f.reason.as_deref().unwrap_or("no reason given"))))
+                    }
                     _ => Ok(()),
                 };
             }
             if over && !matches!(what, Wait::Screen(_)) {
-                let how = app
-                    .run
-                    .finished
-                    .as_ref()
-                    .map_or("no run was started", |f| status_word(f.status));
-                let why = app
-                    .run
-                    .finished
-                    .as_ref()
-                    .and_then(|f| f.reason.clone())
-                    .map(|r| format!(": {r}"));
-                return Err(failed(format!(
-                    "what is waited for can't come: {how}{}",
-                    why.unwrap_or_default()
-                )));
+                let how = app.run.finished.as_ref().map_or("no run was started", |f| status_word(f.status));
+                let why = app.run.finished.as_ref().and_then(|f| f.reason.clone()).map(|r| format!(": {r}"));
+                return Err(failed(format!("what is waited for can't come: {how}{}", why.unwrap_or_default())));
             }
             if self.clock.now() >= until {
                 let state = app.run.state(app.run_now());
@@ -367,13 +313,7 @@ impl Driver<'_> {
             return;
         }
         let place = app.run.progress.as_ref().map_or(String::new(), |p| {
-            format!(
-                ", step {}: block {}, visit {} of {}",
-                p.step,
-                p.block,
-                p.visit + 1,
-                p.visits
-            )
+            format!(", step {}: block {}, visit {} of {}", p.step, p.block, p.visit + 1, p.visits)
         });
         say(self.err, &format!("{}{place}", app.run.state(app.run_now())));
         self.said = now;
@@ -382,24 +322,13 @@ impl Driver<'_> {
     fn told(&mut self, event: &Event) {
         let total = self.session.app.run.started.as_ref().map_or(0, |s| s.steps_total);
         let line = match &event.kind {
-            EventKind::Started(s) => format!(
-                "run {}: {} {}, {} blocks on {}",
-                s.run_id, s.model, s.verdict, s.n_blocks, s.device
-            ),
+            EventKind::Started(s) => {
+                format!("run {}: {} {}, {} blocks on {}", s.run_id, s.model, s.verdict, s.n_blocks, s.device)
+            }
             EventKind::Step(s) => {
-                let left = self
-                    .session
-                    .app
-                    .run
-                    .eta(event.at)
-                    .map(|e| format!(", {} left", secs(e.seconds)));
+                let left = self.session.app.run.eta(event.at).map(|e| format!(", {} left", secs(e.seconds)));
                 let left = left.unwrap_or_default();
-                format!(
-                    "step {}/{total}: loss {:.4}, {}{left}",
-                    s.step,
-                    s.loss,
-                    secs(s.seconds)
-                )
+                format!("step {}/{total}: loss {:.4}, {}{left}", s.step, s.loss, secs(s.seconds))
             }
             EventKind::Eval(e) => format!("held-out loss {:.4} after step {}", e.loss, e.step),
             EventKind::Saved(s) => format!("saved {} of step {}", s.what, s.step),
@@ -440,21 +369,12 @@ impl Driver<'_> {
 
     fn draw(&mut self) -> String {
         let app = &self.session.app;
-        let drawn = self
-            .terminal
-            .draw(|f| frame::draw(app, f))
-            .expect("a test backend has no errors");
+        let drawn = self.terminal.draw(|f| frame::draw(app, f)).expect("a test backend has no errors");
         buffer_text(drawn.buffer)
     }
 
     fn snapshot(&mut self, name: &str) -> Result<(), Stop> {
-        let folder = self
-            .session
-            .app
-            .run
-            .started
-            .as_ref()
-            .map_or_else(|| self.results.clone(), |s| s.run_dir.clone());
+        let folder = self.session.app.run.started.as_ref().map_or_else(|| self.results.clone(), |s| s.run_dir.clone());
         let path = folder.join(format!("{name}.txt"));
         let text = self.draw();
         std::fs::create_dir_all(&folder).map_err(|e| bad(&Error::io("create", &folder, e)))?;

@@ -17,10 +17,7 @@ impl Facts<'_> {
     fn find(&self, path: &str, scope: Scope) -> Option<&Value> {
         let mode = |name: &str| self.plan.and_then(|p| at(p, &format!("modes.{name}.{path}")));
         match scope {
-            Scope::Any => self
-                .report
-                .and_then(|r| at(r, path))
-                .or_else(|| self.plan.and_then(|p| at(p, path))),
+            Scope::Any => self.report.and_then(|r| at(r, path)).or_else(|| self.plan.and_then(|p| at(p, path))),
             Scope::Lora => mode("lora"),
             Scope::Full => mode("full"),
         }
@@ -38,15 +35,10 @@ impl Facts<'_> {
             (Scope::Lora, ..) => "modes.lora of the plan",
             (Scope::Full, ..) => "modes.full of the plan",
         };
-        let found = self
-            .find(path, scope)
-            .ok_or_else(|| format!("no '{path}' in {where_}"))?;
+        let found = self.find(path, scope).ok_or_else(|| format!("no '{path}' in {where_}"))?;
         let wanted = match value {
             Operand::Value(v) => v.clone(),
-            Operand::Word(w) => self
-                .find(w, scope)
-                .cloned()
-                .unwrap_or_else(|| Value::String(w.clone())),
+            Operand::Word(w) => self.find(w, scope).cloned().unwrap_or_else(|| Value::String(w.clone())),
         };
         if holds(found, op, &wanted)? {
             Ok(())
@@ -75,10 +67,7 @@ fn holds(found: &Value, op: Op, wanted: &Value) -> Result<bool, String> {
     };
     let ordered = |test: fn(f64, f64) -> bool| match (number(found), number(wanted)) {
         (Some(a), Some(b)) => Ok(test(a, b)),
-        _ => Err(format!(
-            "{found} {} {wanted}: only numbers have an order",
-            sign(op)
-        )),
+        _ => Err(format!("{found} {} {wanted}: only numbers have an order", sign(op))),
     };
     match op {
         Op::Eq => Ok(equal()),

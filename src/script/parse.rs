@@ -130,27 +130,22 @@ pub fn parse(script: &str) -> Result<Vec<Line>, (usize, String)> {
         let words = words(text).map_err(|e| (number, e))?;
         if let Some((verb, rest)) = words.split_first() {
             let command = command(verb, rest).map_err(|e| (number, e))?;
-            lines.push(Line {
-                number,
-                text: text.trim().to_owned(),
-                command,
-            });
+            lines.push(Line { number, text: text.trim().to_owned(), command });
         }
     }
     Ok(lines)
 }
 
-const VERBS: &[&str] = &[
-    "size", "key", "type", "open", "set", "run", "wait", "expect", "snapshot", "export", "stop", "quit",
-];
+const VERBS: &[&str] =
+    &["size", "key", "type", "open", "set", "run", "wait", "expect", "snapshot", "export", "stop", "quit"];
 
 fn command(verb: &Word, rest: &[Word]) -> Result<Command, String> {
     let texts: Vec<&str> = rest.iter().map(|w| w.text.as_str()).collect();
     match (verb.text.as_str(), texts.as_slice()) {
         ("size", [size]) => dimensions(size),
-        ("key", keys) if !keys.is_empty() => Ok(Command::Key(
-            keys.iter().map(|k| keys::parse(k)).collect::<Result<_, _>>()?,
-        )),
+        ("key", keys) if !keys.is_empty() => {
+            Ok(Command::Key(keys.iter().map(|k| keys::parse(k)).collect::<Result<_, _>>()?))
+        }
         ("type", [text]) => Ok(Command::Type((*text).to_owned())),
         ("open", [name]) => Screen::named(name)
             .map(Command::Open)
@@ -188,32 +183,20 @@ fn usage(verb: &str) -> &'static str {
 
 fn nearest(unknown: &str) -> String {
     let best = VERBS.iter().min_by_key(|v| strsim::levenshtein(v, unknown));
-    best.filter(|v| strsim::levenshtein(v, unknown) <= 2)
-        .map(|v| format!("; did you mean '{v}'?"))
-        .unwrap_or_default()
+    best.filter(|v| strsim::levenshtein(v, unknown) <= 2).map(|v| format!("; did you mean '{v}'?")).unwrap_or_default()
 }
 
 fn dimensions(size: &str) -> Result<Command, String> {
     let wrong = || format!("'{size}' is not a size; write WxH, each 1 to 500");
     let (w, h) = size.split_once('x').ok_or_else(wrong)?;
-    let read = |t: &str| {
-        t.parse::<u16>()
-            .ok()
-            .filter(|n| (1..=500).contains(n))
-            .ok_or_else(wrong)
-    };
+    let read = |t: &str| t.parse::<u16>().ok().filter(|n| (1..=500).contains(n)).ok_or_else(wrong);
     Ok(Command::Size(read(w)?, read(h)?))
 }
 
 fn wait(words: &[&str]) -> Result<Command, String> {
     let wrong = || format!("'wait' is written: {}", usage("wait"));
     let (last, what) = words.split_last().ok_or_else(wrong)?;
-    let steps = |n: &str| {
-        n.trim()
-            .parse()
-            .map(Wait::Step)
-            .map_err(|_| format!("'{n}' is not a step number"))
-    };
+    let steps = |n: &str| n.trim().parse().map(Wait::Step).map_err(|_| format!("'{n}' is not a step number"));
     let what = match what {
         ["finished"] => Wait::Finished,
         ["paused"] => Wait::Paused,
@@ -251,9 +234,7 @@ fn expectation(path: &str, op: &str, value: &Word, rest: &[&str]) -> Result<Comm
         ">=" => Op::Ge,
         "contains" => Op::Contains,
         other => {
-            return Err(format!(
-                "'{other}' is no comparison; there are == != < <= > >= contains"
-            ));
+            return Err(format!("'{other}' is no comparison; there are == != < <= > >= contains"));
         }
     };
     let scope = match rest {
@@ -261,18 +242,10 @@ fn expectation(path: &str, op: &str, value: &Word, rest: &[&str]) -> Result<Comm
         ["in", "lora"] => Scope::Lora,
         ["in", "full"] => Scope::Full,
         other => {
-            return Err(format!(
-                "after the value stands 'in lora' or 'in full', not '{}'",
-                other.join(" ")
-            ));
+            return Err(format!("after the value stands 'in lora' or 'in full', not '{}'", other.join(" ")));
         }
     };
-    Ok(Command::Expect {
-        path: path.to_owned(),
-        op,
-        value: operand(value),
-        scope,
-    })
+    Ok(Command::Expect { path: path.to_owned(), op, value: operand(value), scope })
 }
 
 fn operand(word: &Word) -> Operand {
@@ -288,9 +261,7 @@ fn operand(word: &Word) -> Operand {
 fn snapshot(name: &str) -> Result<Command, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
-        return Err(format!(
-            "'{name}' is no snapshot name; letters, digits, '-', '_' and '.'"
-        ));
+        return Err(format!("'{name}' is no snapshot name; letters, digits, '-', '_' and '.'"));
     }
     Ok(Command::Snapshot(name.to_owned()))
 }
@@ -314,9 +285,7 @@ fn words(line: &str) -> Result<Vec<Word>, String> {
                             Some('n') => text.push('\n'),
                             other => {
                                 let shown = other.map(String::from).unwrap_or_default();
-                                return Err(format!(
-                                    "'\\{shown}' means nothing in a string; \\\" \\\\ \\n do"
-                                ));
+                                return Err(format!("'\\{shown}' means nothing in a string; \\\" \\\\ \\n do"));
                             }
                         },
                         Some(c) => text.push(c),

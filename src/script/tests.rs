@@ -27,21 +27,11 @@ fn ran_with(script: &str, engine: FakeEngine, signals: &Signals, change: impl Fn
     config.train.max_steps = 6;
     change(&mut config);
     let mut desk = FakeDesk::new(engine, results.clone(), signals.clone());
-    let options = UiOptions {
-        config,
-        results: results.clone(),
-        ..UiOptions::default()
-    };
+    let options = UiOptions { config, results: results.clone(), ..UiOptions::default() };
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let code = run(&file, &mut desk, options, &mut out, &mut err);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ran {
-        code,
-        out: text(out),
-        err: text(err),
-        _dir: dir,
-        results,
-    }
+    Ran { code, out: text(out), err: text(err), _dir: dir, results }
 }
 
 fn ran(script: &str) -> Ran {
@@ -80,29 +70,11 @@ quit
     let lines = parse(script).unwrap();
     assert_eq!(lines.len(), 19);
     assert_eq!((lines[0].number, &lines[0].command), (2, &Command::Size(80, 24)));
-    assert_eq!(
-        lines[2].command,
-        Command::Type("two words # not a comment \" \\".into())
-    );
-    assert_eq!(
-        lines[6].command,
-        Command::Wait(Wait::Finished, Duration::from_secs(90))
-    );
-    assert_eq!(
-        lines[8].command,
-        Command::Wait(Wait::Step(3), Duration::from_millis(250))
-    );
-    assert_eq!(
-        lines[9].command,
-        Command::Wait(Wait::Step(4), Duration::from_secs(3600))
-    );
-    let Command::Expect {
-        op: Op::Eq,
-        value: Operand::Word(w),
-        scope: Scope::Lora,
-        ..
-    } = &lines[12].command
-    else {
+    assert_eq!(lines[2].command, Command::Type("two words # not a comment \" \\".into()));
+    assert_eq!(lines[6].command, Command::Wait(Wait::Finished, Duration::from_secs(90)));
+    assert_eq!(lines[8].command, Command::Wait(Wait::Step(3), Duration::from_millis(250)));
+    assert_eq!(lines[9].command, Command::Wait(Wait::Step(4), Duration::from_secs(3600)));
+    let Command::Expect { op: Op::Eq, value: Operand::Word(w), scope: Scope::Lora, .. } = &lines[12].command else {
         panic!("{:?}", lines[12])
     };
     assert_eq!(w, "RAM");
@@ -147,41 +119,22 @@ fn case_ui_18_every_bad_line_is_named_and_none_is_ignored() {
     let r = ran("open plan\nopen run\nfly\n");
     assert_eq!(r.code, ExitCode::Usage);
     assert!(r.err.contains("t.script:3: unknown command 'fly'"), "{}", r.err);
-    assert!(
-        !r.err.contains("> open plan"),
-        "nothing runs before the whole script is read: {}",
-        r.err
-    );
+    assert!(!r.err.contains("> open plan"), "nothing runs before the whole script is read: {}", r.err);
 }
 
 #[test]
 fn a_whole_run_prints_its_report_and_keeps_stdout_for_data() {
-    let r = ran(
-        "open plan\nexpect verdict == RAM in lora\nexpect modes.lora.vram.total > 0\nsnapshot plan\nrun\n\
+    let r = ran("open plan\nexpect verdict == RAM in lora\nexpect modes.lora.vram.total > 0\nsnapshot plan\nrun\n\
          wait finished 20s\nexpect steps == 6\nexpect loss.last < loss.first\nexpect eval.after < eval.before\n\
          expect residency.peak <= residency.planned\nexpect bytes.model_drive_written == 0\nexpect verdict contains LORA\n\
-         expect status == finished\nsnapshot run\nexport peft\n",
-    );
+         expect status == finished\nsnapshot run\nexport peft\n");
     assert_eq!(r.code, ExitCode::Ok, "{}", r.err);
     let run = r.results.join("fake-1");
-    let paths = [
-        r.results.join("plan.txt"),
-        run.join("report.json"),
-        run.join("run.txt"),
-        run.join("adapter"),
-    ];
+    let paths = [r.results.join("plan.txt"), run.join("report.json"), run.join("run.txt"), run.join("adapter")];
     let wanted: String = paths.iter().map(|p| format!("{}\n", p.display())).collect();
     assert_eq!(r.out, wanted);
-    assert!(
-        r.err.contains("step 6/6: loss") && r.err.contains("held-out loss"),
-        "{}",
-        r.err
-    );
-    assert!(
-        std::fs::read_to_string(run.join("run.txt"))
-            .unwrap()
-            .contains("finished")
-    );
+    assert!(r.err.contains("step 6/6: loss") && r.err.contains("held-out loss"), "{}", r.err);
+    assert!(std::fs::read_to_string(run.join("run.txt")).unwrap().contains("finished"));
 }
 
 #[test]
@@ -203,18 +156,10 @@ fn keys_and_verbs_do_the_same() {
 fn a_false_expectation_ends_the_script_with_one_and_says_what_was_found() {
     let r = ran("open plan\nexpect verdict == LORA_DISK in lora\nsnapshot never\n");
     assert_eq!(r.code, ExitCode::Failed);
-    assert!(
-        r.err
-            .contains("t.script:2: 'verdict' is \"RAM\", expected == \"LORA_DISK\""),
-        "{}",
-        r.err
-    );
+    assert!(r.err.contains("t.script:2: 'verdict' is \"RAM\", expected == \"LORA_DISK\""), "{}", r.err);
     assert!(r.out.is_empty());
     for (line, part) in [
-        (
-            "expect nothing.here == 3",
-            "no 'nothing.here' in the plan (no run has finished)",
-        ),
+        ("expect nothing.here == 3", "no 'nothing.here' in the plan (no run has finished)"),
         ("expect model < 3", "only numbers have an order"),
         ("expect screen \"no such text\"", "the screen does not show"),
         ("wait \"step 3\" 1s", "no run was started"),
@@ -223,12 +168,7 @@ fn a_false_expectation_ends_the_script_with_one_and_says_what_was_found() {
     ] {
         let r = ran(&format!("open plan\n{line}\n"));
         if line == "export peft" {
-            assert_eq!(
-                r.code,
-                ExitCode::Ok,
-                "the newest listed run is exported where none ran: {}",
-                r.err
-            );
+            assert_eq!(r.code, ExitCode::Ok, "the newest listed run is exported where none ran: {}", r.err);
             continue;
         }
         assert_eq!(r.code, ExitCode::Failed, "{line}");
@@ -238,62 +178,31 @@ fn a_false_expectation_ends_the_script_with_one_and_says_what_was_found() {
 
 #[test]
 fn case_ui_18_an_infeasible_plan_is_three_and_a_failed_run_is_one() {
-    let r = ran_with(
-        "run\nwait finished 9s\n",
-        FakeEngine::default(),
-        &Signals::none(),
-        |c| {
-            c.stream.vram_budget = crate::config::ByteSize(1_000_000);
-        },
-    );
+    let r = ran_with("run\nwait finished 9s\n", FakeEngine::default(), &Signals::none(), |c| {
+        c.stream.vram_budget = crate::config::ByteSize(1_000_000);
+    });
     assert_eq!(r.code, ExitCode::Infeasible);
-    assert!(
-        r.err.contains("t.script:1: INFEASIBLE (lora): needs") && r.err.contains("nearest fix"),
-        "{}",
-        r.err
-    );
-    assert!(
-        !r.results.join("fake-1").exists(),
-        "nothing is written for a plan that is refused"
-    );
+    assert!(r.err.contains("t.script:1: INFEASIBLE (lora): needs") && r.err.contains("nearest fix"), "{}", r.err);
+    assert!(!r.results.join("fake-1").exists(), "nothing is written for a plan that is refused");
 
-    let engine = FakeEngine {
-        fault: Fault::Error(3),
-        ..FakeEngine::default()
-    };
+    let engine = FakeEngine { fault: Fault::Error(3), ..FakeEngine::default() };
     let r = ran_with("run\nwait finished 9s\n", engine, &Signals::none(), |_| {});
     assert_eq!(r.code, ExitCode::Failed);
-    assert!(
-        r.err
-            .contains("t.script:2: the run failed: the scripted engine failed as told"),
-        "{}",
-        r.err
-    );
+    assert!(r.err.contains("t.script:2: the run failed: the scripted engine failed as told"), "{}", r.err);
 
-    let r = ran_with("run\n", FakeEngine::default(), &Signals::none(), |c| {
-        c.model.path = "models/nowhere".into()
-    });
+    let r = ran_with("run\n", FakeEngine::default(), &Signals::none(), |c| c.model.path = "models/nowhere".into());
     assert_eq!(r.code, ExitCode::Usage, "{}", r.err);
-    let r = ran_with("run\n", FakeEngine::default(), &Signals::none(), |c| {
-        c.model.path.clear()
-    });
+    let r = ran_with("run\n", FakeEngine::default(), &Signals::none(), |c| c.model.path.clear());
     assert_eq!(r.code, ExitCode::Usage, "{}", r.err);
 }
 
 fn slow() -> FakeEngine {
-    FakeEngine {
-        visit: Duration::from_millis(1),
-        ..FakeEngine::default()
-    }
+    FakeEngine { visit: Duration::from_millis(1), ..FakeEngine::default() }
 }
 
 #[test]
 fn stop_and_the_end_of_the_script_save_and_exit_four() {
-    for script in [
-        "run\nwait \"step 1\" 9s\nstop\nwait finished 9s\n",
-        "run\nwait \"step 1\" 9s\n",
-        "run\nquit\n",
-    ] {
+    for script in ["run\nwait \"step 1\" 9s\nstop\nwait finished 9s\n", "run\nwait \"step 1\" 9s\n", "run\nquit\n"] {
         let r = ran_with(script, slow(), &Signals::none(), |c| c.train.max_steps = 10_000);
         assert_eq!(r.code, ExitCode::StoppedEarly, "{script}: {}", r.err);
         assert!(
@@ -319,38 +228,26 @@ fn case_tr_09_a_signal_in_a_script_saves_and_exits_by_its_number() {
         let sender = signals.clone();
         let send = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(80));
-            if term {
-                sender.terminate()
-            } else {
-                sender.interrupt()
-            }
+            if term { sender.terminate() } else { sender.interrupt() }
         });
-        let r = ran_with("run\nwait finished 9s\n", slow(), &signals, |c| {
-            c.train.max_steps = 10_000
-        });
+        let r = ran_with("run\nwait finished 9s\n", slow(), &signals, |c| c.train.max_steps = 10_000);
         send.join().unwrap();
         assert_eq!(r.code, code, "{}", r.err);
         assert!(
-            r.err.contains("saved checkpoint")
-                && r.err.contains("go on with: blockstream-tui train --resume"),
+            r.err.contains("saved checkpoint") && r.err.contains("go on with: blockstream-tui train --resume"),
             "{}",
             r.err
         );
         let report = std::fs::read_to_string(r.results.join("fake-1/report.json")).unwrap();
-        let status = serde_json::to_string(if term {
-            &RunStatus::Terminated
-        } else {
-            &RunStatus::Interrupted
-        })
-        .unwrap();
+        let status =
+            serde_json::to_string(if term { &RunStatus::Terminated } else { &RunStatus::Interrupted }).unwrap();
         assert!(report.contains(&format!("\"status\": {status}")), "{report}");
     }
 }
 
 #[test]
 fn case_tr_09_ctrl_c_asks_and_a_second_one_stops_at_once() {
-    let script =
-        "run\nwait \"step 2\" 9s\nkey <c-c>\nexpect screen \"save and stop\"\nkey <c-c>\nwait finished 9s\n";
+    let script = "run\nwait \"step 2\" 9s\nkey <c-c>\nexpect screen \"save and stop\"\nkey <c-c>\nwait finished 9s\n";
     // What was saved before decides whether anything is lost.
     for (save_steps, code) in [(0, ExitCode::Failed), (1, ExitCode::StoppedEarly)] {
         let r = ran_with(script, slow(), &Signals::none(), |c| {
@@ -365,17 +262,7 @@ fn case_tr_09_ctrl_c_asks_and_a_second_one_stops_at_once() {
 fn a_script_that_is_not_there_is_bad_usage_of_the_disk() {
     let mut desk = FakeDesk::new(FakeEngine::default(), "results".into(), Signals::none());
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = run(
-        Path::new("/nowhere/x.script"),
-        &mut desk,
-        UiOptions::default(),
-        &mut out,
-        &mut err,
-    );
+    let code = run(Path::new("/nowhere/x.script"), &mut desk, UiOptions::default(), &mut out, &mut err);
     assert_eq!(code, ExitCode::Usage);
-    assert!(
-        String::from_utf8(err)
-            .unwrap()
-            .contains("cannot read '/nowhere/x.script'")
-    );
+    assert!(String::from_utf8(err).unwrap().contains("cannot read '/nowhere/x.script'"));
 }

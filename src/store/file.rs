@@ -160,8 +160,7 @@ impl Reader {
     /// A file can't be opened or has changed.
     pub fn open(checkpoint: &Checkpoint, delay: Duration) -> Result<Reader> {
         let sources = checkpoint.files.iter().map(Source::open).collect::<Result<Vec<_>>>()?;
-        let shared =
-            Arc::new(Shared { sources, bytes: AtomicU64::new(0), busy: Mutex::default(), delay });
+        let shared = Arc::new(Shared { sources, bytes: AtomicU64::new(0), busy: Mutex::default(), delay });
         let (tx, rx) = sync_channel::<Request>(1024);
         let rx = Arc::new(Mutex::new(rx));
         let threads = (0..THREADS)
@@ -242,9 +241,10 @@ impl Reader {
     /// Seconds during which at least one request was in flight.
     #[must_use]
     pub fn busy_seconds(&self) -> f64 {
-        self.shared.busy.lock().map_or(0.0, |b| {
-            (b.total + b.since.map_or(Duration::ZERO, |s| s.elapsed())).as_secs_f64()
-        })
+        self.shared
+            .busy
+            .lock()
+            .map_or(0.0, |b| (b.total + b.since.map_or(Duration::ZERO, |s| s.elapsed())).as_secs_f64())
     }
 
     /// How it reads, e.g. `pread, O_DIRECT, 4 threads`.

@@ -116,9 +116,7 @@ impl BlockLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{
-        Activation, Arch, Block, BlockTensor, Family, Rope, RopeScaling, SpecialIds, TensorInfo,
-    };
+    use crate::checkpoint::{Activation, Arch, Block, BlockTensor, Family, Rope, RopeScaling, SpecialIds, TensorInfo};
     use crate::units::Bytes;
 
     fn checkpoint(tensors: Vec<(Role, usize, u64, u64)>) -> Checkpoint {

@@ -27,13 +27,12 @@ impl HostMemory {
     pub fn new(len: u64) -> Result<HostMemory> {
         let len = (len.max(1)).div_ceil(4096) as usize * 4096;
         // SAFETY: a fresh private mapping at an address of the kernel's choice.
-        let ptr = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }
-        .map_err(|e| {
-            Error::run(format!("cannot map {} of host memory: {e}", Bytes(len as u64)))
-                .next("lower stream.host_budget or close other programs")
-        })?;
+        let ptr =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }
+                .map_err(|e| {
+                    Error::run(format!("cannot map {} of host memory: {e}", Bytes(len as u64)))
+                        .next("lower stream.host_budget or close other programs")
+                })?;
         Ok(HostMemory {
             ptr: ptr.cast(),
             len,

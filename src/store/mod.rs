@@ -7,6 +7,6 @@ pub mod file;
 pub mod layout;
 pub mod memory;
 
-pub use file::{Reader, ReadTicket};
+pub use file::{ReadTicket, Reader};
 pub use layout::{BlockLayout, Piece, Run};
 pub use memory::HostMemory;

@@ -212,10 +212,12 @@ mod tests {
     #[test]
     fn case_ck_28_each_dtype_is_decoded_as_itself() {
         let mut out = [0.0; 3];
-        let bf: Vec<u8> = [1.0_f32, -2.5, f32::NAN].iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
+        let bf: Vec<u8> =
+            [1.0_f32, -2.5, f32::NAN].iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
         widen_slice(&Dtype::BF16, &bf, &mut out);
         assert_eq!((out[0], out[1], out[2].is_nan()), (1.0, -2.5, true));
-        let f16: Vec<u8> = [1.0_f32, -2.5, 5.96e-8].iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect();
+        let f16: Vec<u8> =
+            [1.0_f32, -2.5, 5.96e-8].iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect();
         widen_slice(&Dtype::F16, &f16, &mut out);
         assert_eq!(out, [1.0, -2.5, 5.960_464_5e-8]);
         let f: Vec<u8> = [1.5_f32, 3.25, 1e-30].iter().flat_map(|x| x.to_le_bytes()).collect();

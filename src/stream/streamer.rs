@@ -291,10 +291,11 @@ impl Streamer {
         let host = if self.tiers[block] == TierName::Ram {
             self.ram.at(self.ram_at[block]).cast_const()
         } else {
-            let Some(buffer) = self.ring.iter().position(|r| r.block == Some(block)).map_or_else(
-                || self.start_read(block, position, walk),
-                |b| Ok(Some(b)),
-            )?
+            let Some(buffer) = self
+                .ring
+                .iter()
+                .position(|r| r.block == Some(block))
+                .map_or_else(|| self.start_read(block, position, walk), |b| Ok(Some(b)))?
             else {
                 return Ok(());
             };
@@ -327,9 +328,8 @@ impl Streamer {
     /// Starts reading `block` into the ring buffer whose block is needed furthest away, if one can be had.
     fn start_read(&mut self, block: usize, position: usize, walk: &[usize]) -> Result<Option<usize>> {
         let now = position == 0;
-        let next_use = |b: Option<usize>| {
-            b.map_or(usize::MAX, |b| walk.iter().position(|&w| w == b).unwrap_or(usize::MAX - 1))
-        };
+        let next_use =
+            |b: Option<usize>| b.map_or(usize::MAX, |b| walk.iter().position(|&w| w == b).unwrap_or(usize::MAX - 1));
         let mut order: Vec<_> = (0..self.ring.len()).map(|i| (next_use(self.ring[i].block), i)).collect();
         order.sort_by_key(|&(use_at, i)| (std::cmp::Reverse(use_at), i));
         for (use_at, i) in order {
@@ -370,7 +370,8 @@ impl Streamer {
                     BlockState::Active
                 } else if self.residency.slot_of(b).is_some() {
                     BlockState::Resident
-                } else if self.ring.iter().any(|r| r.block == Some(b) && r.read.as_ref().is_some_and(|t| !t.is_done())) {
+                } else if self.ring.iter().any(|r| r.block == Some(b) && r.read.as_ref().is_some_and(|t| !t.is_done()))
+                {
                     BlockState::Reading
                 } else if self.ring.iter().any(|r| r.block == Some(b) && r.copy.is_none()) {
                     BlockState::Copying

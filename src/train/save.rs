@@ -4,9 +4,9 @@
 //! (transformers' names), and `checkpoint.json` with the size and SHA-256 of each file, written last. The folder is made
 //! under a temporary name, synced, then renamed: a half-written checkpoint never carries the final name.
 
+use crate::checkpoint::Dtype;
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::write::{self, Declared, SafetensorsFile};
-use crate::checkpoint::Dtype;
 use crate::error::{Error, Result};
 use crate::event::StepRecord;
 use crate::model::AdapterLayout;
@@ -199,8 +199,7 @@ pub fn load(dir: &Path, layout: &AdapterLayout) -> Result<(Tensors, TrainerState
     let tensors = Tensors { params: layout.from_peft(&params)?, m: moments("exp_avg")?, v: moments("exp_avg_sq")? };
     let path = dir.join("trainer_state.json");
     let text = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let state =
-        serde_json::from_slice(&text).map_err(|e| Error::checkpoint(format!("'{}': {e}", path.display())))?;
+    let state = serde_json::from_slice(&text).map_err(|e| Error::checkpoint(format!("'{}': {e}", path.display())))?;
     Ok((tensors, state))
 }
 
@@ -210,9 +209,8 @@ pub fn load(dir: &Path, layout: &AdapterLayout) -> Result<(Tensors, TrainerState
 /// What is missing, cut or changed.
 pub fn check(dir: &Path) -> Result<u64> {
     let path = dir.join("checkpoint.json");
-    let text = std::fs::read(&path).map_err(|e| {
-        Error::io("read", &path, e).next("the checkpoint is incomplete; use an earlier one")
-    })?;
+    let text = std::fs::read(&path)
+        .map_err(|e| Error::io("read", &path, e).next("the checkpoint is incomplete; use an earlier one"))?;
     let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| {
         Error::checkpoint(format!("'{}' is damaged: {e}", path.display())).next("use an earlier checkpoint")
     })?;

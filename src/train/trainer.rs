@@ -189,8 +189,10 @@ impl<'a> Run<'a> {
             let step = record.step;
             self.sink.send(EventKind::Step(record));
             if skipped_in_a_row >= SKIPS_ALLOWED {
-                return Err(Error::run(format!("{skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last: step {step})"))
-                    .next("lower learning_rate, or check the data near these rows; the last checkpoint stands"));
+                return Err(Error::run(format!(
+                    "{skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last: step {step})"
+                ))
+                .next("lower learning_rate, or check the data near these rows; the last checkpoint stands"));
             }
             let total = self.steps_total;
             let due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
@@ -322,11 +324,8 @@ impl<'a> Run<'a> {
 
     fn save(&mut self) -> Result<()> {
         let to_host = |t: &Tensor| Ok::<_, Error>(Vec::<f32>::try_from(&t.to_device(Device::Cpu))?);
-        let tensors = Tensors {
-            params: self.walk.adapter.to_host()?,
-            m: to_host(&self.adam.m)?,
-            v: to_host(&self.adam.v)?,
-        };
+        let tensors =
+            Tensors { params: self.walk.adapter.to_host()?, m: to_host(&self.adam.m)?, v: to_host(&self.adam.v)? };
         let layout = &self.walk.adapter.layout;
         let (path, bytes) = save::save(&self.job.run_dir, &self.adapter_config, layout, &tensors, &self.state)?;
         save::prune(&self.job.run_dir, self.job.config.train.save_total_limit);
@@ -371,11 +370,7 @@ impl<'a> Run<'a> {
             status,
             step: self.state.global_step,
             checkpoint: self.newest.clone(),
-            vram: VramFigures {
-                live: Bytes(memory.allocated_peak),
-                reserved: Bytes(memory.reserved_peak),
-                device,
-            },
+            vram: VramFigures { live: Bytes(memory.allocated_peak), reserved: Bytes(memory.reserved_peak), device },
             stats: self.stats.clone(),
             residency_peak: self.residency_peak,
         }
@@ -437,7 +432,8 @@ fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
     }
     let mut lines = Vec::new();
     if old.data_sha256 != new.data_sha256 {
-        lines.push("the data files have changed since this run was started: the curve will not continue exactly".into());
+        lines
+            .push("the data files have changed since this run was started: the curve will not continue exactly".into());
     }
     if old.max_steps != new.max_steps {
         lines.push(format!(
@@ -456,7 +452,8 @@ fn adapter_config(job: &Job, checkpoint: &Checkpoint) -> AdapterConfig {
     if targets.iter().any(|t| t == "all-linear") {
         targets = crate::checkpoint::Role::ALL.iter().filter_map(|r| r.lora_target()).map(String::from).collect();
     }
-    let name = config.model.name.clone().or_else(|| checkpoint.hub_id.clone()).unwrap_or_else(|| checkpoint.name.clone());
+    let name =
+        config.model.name.clone().or_else(|| checkpoint.hub_id.clone()).unwrap_or_else(|| checkpoint.name.clone());
     AdapterConfig {
         base_model_name_or_path: name,
         revision: checkpoint.revision.clone(),

@@ -38,11 +38,7 @@ impl App {
             A::Stop => return self.running_command(Command::StopAndSave),
             A::Expand => self.panes.expanded = !self.panes.expanded,
             A::Freeze => {
-                self.panes.frozen = if self.panes.frozen.is_some() {
-                    None
-                } else {
-                    Some(Box::new(self.run.clone()))
-                };
+                self.panes.frozen = if self.panes.frozen.is_some() { None } else { Some(Box::new(self.run.clone())) };
             }
             A::LogY => self.panes.log_y = !self.panes.log_y,
             A::Smooth => self.panes.next_smoothing(),
@@ -124,21 +120,11 @@ impl App {
             return Vec::new();
         }
         let refusal = match self.plan.report() {
-            None => Some((
-                "No plan yet",
-                self.plan
-                    .error()
-                    .unwrap_or("pick a model on the Models screen")
-                    .to_owned(),
-            )),
+            None => Some(("No plan yet", self.plan.error().unwrap_or("pick a model on the Models screen").to_owned())),
             Some(report) => {
                 let mode = super::screens::plan::chosen(&self.config, report);
                 (mode.verdict == Verdict::Infeasible).then(|| {
-                    let fix = mode
-                        .nearest_fix
-                        .as_deref()
-                        .map(|f| format!("\n\nNearest fix: {f}"))
-                        .unwrap_or_default();
+                    let fix = mode.nearest_fix.as_deref().map(|f| format!("\n\nNearest fix: {f}")).unwrap_or_default();
                     ("INFEASIBLE", format!("{}{fix}", mode.reasons.join("\n")))
                 })
             }
@@ -153,12 +139,7 @@ impl App {
     }
 
     fn toggle_mode(&mut self) -> Vec<Effect> {
-        self.config.train.mode = if self.config.train.mode == "full" {
-            "lora"
-        } else {
-            "full"
-        }
-        .into();
+        self.config.train.mode = if self.config.train.mode == "full" { "lora" } else { "full" }.into();
         vec![Effect::Plan]
     }
 
@@ -196,10 +177,7 @@ impl App {
             [a, b] => vec![Effect::LoadReports(vec![a.clone(), b.clone()])],
             other => {
                 let n = other.len();
-                self.say(
-                    Level::Warn,
-                    format!("mark two runs with space to compare them; {n} marked"),
-                );
+                self.say(Level::Warn, format!("mark two runs with space to compare them; {n} marked"));
                 Vec::new()
             }
         }
@@ -336,10 +314,7 @@ impl App {
             (Some("q" | "quit"), None) => return self.quit(),
             _ => {}
         }
-        self.say(
-            Level::Error,
-            format!("no such command: {}", super::text::cut(line, 40)),
-        );
+        self.say(Level::Error, format!("no such command: {}", super::text::cut(line, 40)));
         Vec::new()
     }
 }

@@ -5,9 +5,7 @@
 use super::keys::{Action, lookup, notation};
 use super::overlay::{Overlay, QuitChoice, QuitDialog};
 use super::run::{RunView, Source};
-use super::screens::{
-    data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen,
-};
+use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
 use super::theme::Theme;
 use crate::config::RunConfig;
 use crate::engine::{ModelEntry, RunEntry};
@@ -43,14 +41,7 @@ pub enum Screen {
 
 impl Screen {
     /// All of them.
-    pub const ALL: [Screen; 6] = [
-        Screen::Models,
-        Screen::Data,
-        Screen::Plan,
-        Screen::Run,
-        Screen::Runs,
-        Screen::Try,
-    ];
+    pub const ALL: [Screen; 6] = [Screen::Models, Screen::Data, Screen::Plan, Screen::Run, Screen::Runs, Screen::Try];
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -66,9 +57,7 @@ impl Screen {
     /// The screen of a name, as `open` takes it.
     #[must_use]
     pub fn named(name: &str) -> Option<Screen> {
-        Screen::ALL
-            .into_iter()
-            .find(|s| s.name().eq_ignore_ascii_case(name))
+        Screen::ALL.into_iter().find(|s| s.name().eq_ignore_ascii_case(name))
     }
 }
 
@@ -230,12 +219,7 @@ impl App {
     /// Seconds of the run, moved on with the clock since its newest event.
     #[must_use]
     pub fn run_now(&self) -> f64 {
-        self.run.at
-            + if self.run.running() {
-                (self.now - self.event_seen_at).max(0.0)
-            } else {
-                0.0
-            }
+        self.run.at + if self.run.running() { (self.now - self.event_seen_at).max(0.0) } else { 0.0 }
     }
 
     /// Takes one message.
@@ -285,11 +269,7 @@ impl App {
 
     /// Opens a dialog with a text to read.
     pub fn message(&mut self, title: &str, text: &str) {
-        self.overlay = Some(Overlay::Message {
-            title: title.into(),
-            text: text.into(),
-            scroll: 0,
-        });
+        self.overlay = Some(Overlay::Message { title: title.into(), text: text.into(), scroll: 0 });
     }
 
     /// Changes one setting and plans again.
@@ -309,11 +289,7 @@ impl App {
     }
 
     fn replan(&self) -> Vec<Effect> {
-        if self.config.model.path.is_empty() {
-            Vec::new()
-        } else {
-            vec![Effect::Plan]
-        }
+        if self.config.model.path.is_empty() { Vec::new() } else { vec![Effect::Plan] }
     }
 
     fn open(&mut self, screen: Screen) -> Vec<Effect> {
@@ -329,18 +305,11 @@ impl App {
 
     fn tick(&mut self, now: f64) -> Vec<Effect> {
         self.now = now;
-        if self
-            .flash
-            .as_ref()
-            .is_some_and(|(_, _, since)| now - since > FLASH)
-        {
+        if self.flash.as_ref().is_some_and(|(_, _, since)| now - since > FLASH) {
             self.flash = None;
         }
         match self.leaving {
-            Some(Leaving {
-                deadline: Some(deadline),
-                code,
-            }) if now > deadline => {
+            Some(Leaving { deadline: Some(deadline), code }) if now > deadline => {
                 vec![Effect::Quit(code.unwrap_or(ExitCode::Failed))]
             }
             _ => Vec::new(),
@@ -377,11 +346,7 @@ impl App {
             return Vec::new();
         }
         if notation(key) == "<c-c>" {
-            return if key.kind == KeyEventKind::Press {
-                self.interrupt()
-            } else {
-                Vec::new()
-            };
+            return if key.kind == KeyEventKind::Press { self.interrupt() } else { Vec::new() };
         }
         if let Some(overlay) = self.overlay.take() {
             return self.overlay_key(overlay, key);
@@ -438,15 +403,8 @@ impl App {
         // The second signal does not wait for the step.
         let again = self.leaving.is_some();
         let deadline = again.then_some(self.now + STOP_NOW_GRACE);
-        self.leaving = Some(Leaving {
-            deadline,
-            code: Some(code),
-        });
-        self.ask(if again {
-            Command::StopNow
-        } else {
-            Command::StopAndSave
-        })
+        self.leaving = Some(Leaving { deadline, code: Some(code) });
+        self.ask(if again { Command::StopNow } else { Command::StopAndSave })
     }
 
     /// Passes a command on and shows at once that it was heard.
@@ -466,10 +424,7 @@ impl App {
             }
             None => {
                 let values = reports.into_iter().filter_map(|(_, r)| r.ok()).collect();
-                self.overlay = Some(Overlay::Report {
-                    reports: values,
-                    scroll: 0,
-                });
+                self.overlay = Some(Overlay::Report { reports: values, scroll: 0 });
             }
         }
     }

@@ -20,18 +20,8 @@ const ATTENTION: &str = "q_proj,k_proj,v_proj,o_proj";
 
 /// Settings of the Plan screen.
 pub const PLAN: &[Field] = &[
-    Field {
-        key: "lora.r",
-        label: "rank",
-        get: |c| c.lora.r.to_string(),
-        steps: &["4", "8", "16", "32", "64", "128"],
-    },
-    Field {
-        key: "lora.targets",
-        label: "targets",
-        get: targets,
-        steps: &["q_proj,v_proj", ATTENTION, ALL_LINEAR],
-    },
+    Field { key: "lora.r", label: "rank", get: |c| c.lora.r.to_string(), steps: &["4", "8", "16", "32", "64", "128"] },
+    Field { key: "lora.targets", label: "targets", get: targets, steps: &["q_proj,v_proj", ATTENTION, ALL_LINEAR] },
     Field {
         key: "lora.top_fraction",
         label: "top fraction",
@@ -60,11 +50,7 @@ pub const PLAN: &[Field] = &[
         key: "train.max_steps",
         label: "steps",
         get: |c| {
-            if c.train.max_steps == 0 {
-                "0".into()
-            } else {
-                c.train.max_steps.to_string()
-            }
+            if c.train.max_steps == 0 { "0".into() } else { c.train.max_steps.to_string() }
         },
         steps: &["0", "20", "50", "100", "200", "500", "1000"],
     },
@@ -74,12 +60,7 @@ pub const PLAN: &[Field] = &[
         get: |c| format!("{:e}", c.train.learning_rate),
         steps: &["1e-5", "2e-5", "5e-5", "1e-4", "2e-4", "5e-4", "1e-3"],
     },
-    Field {
-        key: "stream.tier",
-        label: "tier",
-        get: |c| c.stream.tier.clone(),
-        steps: &["auto", "ram", "disk"],
-    },
+    Field { key: "stream.tier", label: "tier", get: |c| c.stream.tier.clone(), steps: &["auto", "ram", "disk"] },
     Field {
         key: "stream.prefetch_ahead",
         label: "prefetch",
@@ -105,27 +86,13 @@ pub const DATA: &[Field] = &[
     Field {
         key: "data.files",
         label: "files",
-        get: |c| {
-            c.data
-                .files
-                .iter()
-                .map(|f| f.display().to_string())
-                .collect::<Vec<_>>()
-                .join(",")
-        },
+        get: |c| c.data.files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(","),
         steps: &[],
     },
     Field {
         key: "data.eval_files",
         label: "held-out files",
-        get: |c| {
-            c.data
-                .eval_files
-                .iter()
-                .map(|f| f.display().to_string())
-                .collect::<Vec<_>>()
-                .join(",")
-        },
+        get: |c| c.data.eval_files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(","),
         steps: &[],
     },
     Field {
@@ -138,14 +105,7 @@ pub const DATA: &[Field] = &[
         key: "data.format",
         label: "format",
         get: |c| c.data.format.clone(),
-        steps: &[
-            "auto",
-            "messages",
-            "sharegpt",
-            "alpaca",
-            "prompt_completion",
-            "text",
-        ],
+        steps: &["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"],
     },
     Field {
         key: "data.train_on",
@@ -175,16 +135,8 @@ pub const DATA: &[Field] = &[
 
 /// Exactly what `set` would take back: the largest unit that leaves no rest.
 fn size(bytes: ByteSize) -> String {
-    let units = [
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("kB", 1_000),
-    ];
-    match units
-        .iter()
-        .find(|(_, scale)| bytes.0 >= *scale && bytes.0.is_multiple_of(*scale))
-    {
+    let units = [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
+    match units.iter().find(|(_, scale)| bytes.0 >= *scale && bytes.0.is_multiple_of(*scale)) {
         Some((unit, scale)) => format!("{} {unit}", bytes.0 / scale),
         None => bytes.0.to_string(),
     }
@@ -192,15 +144,7 @@ fn size(bytes: ByteSize) -> String {
 
 /// The target list; all seven projections by their one name.
 fn targets(config: &RunConfig) -> String {
-    const ALL: [&str; 7] = [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    ];
+    const ALL: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
     let targets = &config.lora.targets;
     let all = ALL.iter().all(|t| targets.iter().any(|x| x == t)) && targets.len() == ALL.len();
     if all { ALL_LINEAR.into() } else { targets.join(",") }
@@ -267,10 +211,7 @@ mod tests {
         let mut c = RunConfig::default();
         assert_eq!(field("lora.r").stepped(&c, 1), Some("32"));
         c.lora.r = 48;
-        assert_eq!(
-            (field("lora.r").stepped(&c, 1), field("lora.r").stepped(&c, -1)),
-            (Some("64"), Some("32"))
-        );
+        assert_eq!((field("lora.r").stepped(&c, 1), field("lora.r").stepped(&c, -1)), (Some("64"), Some("32")));
         c.lora.r = 128;
         assert_eq!(field("lora.r").stepped(&c, 1), None);
         c.train.learning_rate = 2e-4;
@@ -285,9 +226,6 @@ mod tests {
         assert_eq!(field("stream.vram_budget").shown(&c), "what is free");
         assert_eq!(field("lora.targets").shown(&c), "q k v o");
         let size = |n| size(ByteSize(n));
-        assert_eq!(
-            [size(0), size(64_000_000), size(1_500_000_000), size(7)],
-            ["0", "64 MB", "1500 MB", "7"]
-        );
+        assert_eq!([size(0), size(64_000_000), size(1_500_000_000), size(7)], ["0", "64 MB", "1500 MB", "7"]);
     }
 }

@@ -62,10 +62,7 @@ pub fn draw(app: &App, frame: &mut Frame) {
 
 /// Names the size needed and the size there is; the keys to leave still work, and say so.
 fn too_small(app: &App, frame: &mut Frame, area: Rect) {
-    let need = format!(
-        "terminal too small: need {}x{}, have {}x{}",
-        SMALLEST.0, SMALLEST.1, area.width, area.height
-    );
+    let need = format!("terminal too small: need {}x{}, have {}x{}", SMALLEST.0, SMALLEST.1, area.width, area.height);
     let keys = match (&app.overlay, app.busy()) {
         (Some(Overlay::Quit(_)), _) => "s save and stop  k stop now  c cancel",
         (_, true) => "q quit  (training goes on)",
@@ -77,11 +74,8 @@ fn too_small(app: &App, frame: &mut Frame, area: Rect) {
         .chain([Line::styled(keys, app.theme.strong())])
         .collect();
     // On one line the way out matters more than the size.
-    let text = if area.height < 2 && matches!(app.overlay, Some(Overlay::Quit(_))) {
-        vec![Line::from(keys)]
-    } else {
-        text
-    };
+    let text =
+        if area.height < 2 && matches!(app.overlay, Some(Overlay::Quit(_))) { vec![Line::from(keys)] } else { text };
     frame.render_widget(Paragraph::new(text), area);
 }
 
@@ -93,29 +87,18 @@ fn header(app: &App, frame: &mut Frame, area: Rect) {
         spans.push(Span::styled("│", theme.dim()));
     }
     for (i, screen) in Screen::ALL.into_iter().enumerate() {
-        let style = if screen == app.screen {
-            theme.selected()
-        } else {
-            Style::default()
-        };
+        let style = if screen == app.screen { theme.selected() } else { Style::default() };
         spans.push(Span::styled(format!(" {} {} ", i + 1, screen.name()), style));
     }
     let line = Line::from(spans);
     let used = line.width();
     put(frame, area, line);
-    let name = app
-        .plan
-        .report()
-        .map_or(app.config.model.path.as_str(), |r| r.model.as_str());
+    let name = app.plan.report().map_or(app.config.model.path.as_str(), |r| r.model.as_str());
     let room = (area.width as usize).saturating_sub(used + 2);
     if room >= 8 && !name.is_empty() {
         let name = cut(name, room);
         let width = super::text::width(&name) as u16;
-        let at = Rect {
-            x: area.right().saturating_sub(width + 1),
-            width,
-            ..area
-        };
+        let at = Rect { x: area.right().saturating_sub(width + 1), width, ..area };
         put(frame, at, Line::styled(name, theme.dim()));
     }
 }
@@ -126,21 +109,15 @@ fn hint_line(app: &App, width: usize) -> Line<'static> {
     let general = |a: Action| matches!(a, Action::Help | Action::Quit);
     let hinted = |b: &&Binding| !b.hint.is_empty();
     let cost = |key: &str, word: &str| key.len() + word.len() + 4;
-    let mut last: Vec<_> = on(app.screen)
-        .filter(hinted)
-        .filter(|b| general(b.action))
-        .map(|b| (b.keys[0], b.hint))
-        .collect();
+    let mut last: Vec<_> =
+        on(app.screen).filter(hinted).filter(|b| general(b.action)).map(|b| (b.keys[0], b.hint)).collect();
     let tail = |last: &[(&str, &str)]| last.iter().map(|(k, w)| cost(k, w)).sum::<usize>();
     if tail(&last) + cost(":", "commands") < width {
         last.insert(0, (":", "commands"));
     }
     let mut room = width.saturating_sub(1 + tail(&last));
     let mut shown = Vec::new();
-    for b in on(app.screen)
-        .filter(hinted)
-        .filter(|b| !general(b.action) && useful(app, b.action))
-    {
+    for b in on(app.screen).filter(hinted).filter(|b| !general(b.action) && useful(app, b.action)) {
         let key = match b.keys[0] {
             "<ret>" => "enter",
             "<space>" => "space",
@@ -200,18 +177,11 @@ fn mode(app: &App) -> &'static str {
 fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     let theme = app.theme;
     let chip = format!(" {} ", mode(app));
-    let state = if app.handed_over {
-        "preparing".to_owned()
-    } else {
-        app.run.state(app.run_now())
-    };
+    let state = if app.handed_over { "preparing".to_owned() } else { app.run.state(app.run_now()) };
     let dropped = format!(" dropped {} ", app.dropped);
     let left = |used: usize| (area.width as usize).saturating_sub(used + dropped.len());
     let mut spans = vec![Span::styled(chip, theme.selected())];
-    let said = app
-        .flash
-        .as_ref()
-        .map_or(0, |(_, text, _)| super::text::width(text) + 4);
+    let said = app.flash.as_ref().map_or(0, |(_, text, _)| super::text::width(text) + 4);
     // What was just said comes before what can be read a moment later.
     if said + state.len() <= left(12) || said == 0 {
         spans.push(Span::raw(format!(" {state}")));
@@ -231,20 +201,14 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
         _ => None,
     };
     if let Some(input) = typing {
-        spans.push(Span::styled(
-            format!("  / {}▏", cut(input.text(), room.saturating_sub(4))),
-            theme.strong(),
-        ));
+        spans.push(Span::styled(format!("  / {}▏", cut(input.text(), room.saturating_sub(4))), theme.strong()));
     } else if let Some((level, text, _)) = &app.flash {
         let (sign, style) = match level {
             Level::Info => ("", theme.strong()),
             Level::Warn => ("! ", theme.tone(Tone::Notice)),
             Level::Error => ("✗ ", theme.tone(Tone::Bad)),
         };
-        spans.push(Span::styled(
-            format!("  {}", cut(&format!("{sign}{text}"), room)),
-            style,
-        ));
+        spans.push(Span::styled(format!("  {}", cut(&format!("{sign}{text}"), room)), style));
     } else if with_hints {
         let hints = hint_line(app, room);
         spans.push(Span::raw("  "));
@@ -252,40 +216,16 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     }
     put(frame, area, Line::from(spans));
     let width = (dropped.len() as u16).min(area.width);
-    let style = if app.dropped > 0 {
-        theme.tone(Tone::Notice)
-    } else {
-        theme.dim()
-    };
-    put(
-        frame,
-        Rect {
-            x: area.right() - width,
-            width,
-            ..area
-        },
-        Line::styled(dropped, style),
-    );
+    let style = if app.dropped > 0 { theme.tone(Tone::Notice) } else { theme.dim() };
+    put(frame, Rect { x: area.right() - width, width, ..area }, Line::styled(dropped, style));
 }
 
 /// A box of `width` × `height` in the middle of `area`, cleared.
 fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), title: &str) -> Rect {
     let (width, height) = (size.0.min(area.width), size.1.min(area.height));
-    let at = Rect {
-        x: area.x + (area.width - width) / 2,
-        y: area.y + (area.height - height) / 2,
-        width,
-        height,
-    };
+    let at = Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
     frame.render_widget(Clear, at);
-    pane(
-        frame,
-        at,
-        Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()),
-        true,
-        false,
-        app.theme,
-    )
+    pane(frame, at, Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()), true, false, app.theme)
 }
 
 fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
@@ -293,23 +233,13 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
     match overlay {
         Overlay::Quit(dialog) => {
             let inner = popup(app, frame, area, (56, 7), "a run is in progress");
-            let left = app
-                .run
-                .step_left(app.run_now())
-                .map_or(String::new(), |s| format!(" ({})", about(s)));
+            let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" ({})", about(s)));
             let text = format!("Finish this step{left} and save, stop at once, or go on?");
-            let mut body: Vec<Line> = wrap(&text, inner.width.into())
-                .into_iter()
-                .map(Line::from)
-                .collect();
+            let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
             body.push(Line::default());
             let mut choices = Vec::new();
             for (i, (_, key, word)) in QuitChoice::ALL.iter().enumerate() {
-                let style = if i == dialog.selected {
-                    theme.selected()
-                } else {
-                    Style::default()
-                };
+                let style = if i == dialog.selected { theme.selected() } else { Style::default() };
                 choices.push(Span::styled(format!(" {key} {word} "), style));
                 choices.push(Span::raw(" "));
             }
@@ -317,39 +247,19 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
             body.push(Line::styled("Ctrl-C again stops at once", theme.dim()));
             lines(frame, inner, body, 0);
         }
-        Overlay::Help {
-            screen,
-            filter,
-            scroll,
-        } => {
+        Overlay::Help { screen, filter, scroll } => {
             let height = (area.height - 2).min(34);
-            let inner = popup(
-                app,
-                frame,
-                area,
-                (72, height),
-                &format!("keys on {}", screen.name()),
-            );
+            let inner = popup(app, frame, area, (72, height), &format!("keys on {}", screen.name()));
             let rows = help_lines(*screen, filter.text());
             let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
             let label = "type to find: ";
             put(frame, search, Line::styled(label, theme.dim()));
             let indent = (label.len() as u16).min(search.width);
-            filter.draw(
-                frame,
-                Rect {
-                    x: search.x + indent,
-                    width: search.width - indent,
-                    ..search
-                },
-            );
+            filter.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
             let text: Vec<Line> = rows
                 .into_iter()
                 .map(|(keys, help)| {
-                    Line::from(vec![
-                        Span::styled(format!("{keys:>15}  "), theme.strong()),
-                        Span::raw(help),
-                    ])
+                    Line::from(vec![Span::styled(format!("{keys:>15}  "), theme.strong()), Span::raw(help)])
                 })
                 .collect();
             let scroll = (*scroll).min(text.len().saturating_sub(body.height.into()));
@@ -360,14 +270,7 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
             let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
             put(frame, search, Line::styled(": ", theme.strong()));
             let indent = 2.min(search.width);
-            p.input.draw(
-                frame,
-                Rect {
-                    x: search.x + indent,
-                    width: search.width - indent,
-                    ..search
-                },
-            );
+            p.input.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
             let hits = p.hits();
             let first = super::list::window(p.selected, hits.len(), body.height.into());
             let text = hits
@@ -375,20 +278,13 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
                 .enumerate()
                 .skip(first)
                 .map(|(i, b)| {
-                    let style = if i == p.selected {
-                        theme.selected()
-                    } else {
-                        Style::default()
-                    };
+                    let style = if i == p.selected { theme.selected() } else { Style::default() };
                     let line = format!(" {:<54} {:>8} ", cut(b.help, 54), b.keys[0]);
                     Line::styled(line, style)
                 })
                 .collect::<Vec<_>>();
             let text = if text.is_empty() || p.verb() {
-                vec![Line::styled(
-                    " set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit",
-                    theme.dim(),
-                )]
+                vec![Line::styled(" set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit", theme.dim())]
             } else {
                 text
             };
@@ -413,16 +309,8 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
             let text = screens::report::report_lines(reports, width.saturating_sub(2).into(), theme);
             let height = (text.len() as u16 + 2).min(area.height - 2);
             let more = text.len() > usize::from(height) - 2;
-            let title = if reports.len() > 1 {
-                "two runs side by side"
-            } else {
-                "report"
-            };
-            let title = if more {
-                format!("{title}, j k scroll")
-            } else {
-                title.to_owned()
-            };
+            let title = if reports.len() > 1 { "two runs side by side" } else { "report" };
+            let title = if more { format!("{title}, j k scroll") } else { title.to_owned() };
             let inner = popup(app, frame, area, (width, height), &title);
             let scroll = (*scroll).min(text.len().saturating_sub(inner.height.into()));
             lines(frame, inner, text, scroll);

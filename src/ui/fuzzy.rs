@@ -8,13 +8,7 @@ pub fn score(query: &str, text: &str) -> Option<i32> {
     for wanted in query.to_lowercase().chars().filter(|c| !c.is_whitespace()) {
         let found = at + text[at..].iter().position(|c| *c == wanted)?;
         let word_start = found == 0 || !text[found - 1].is_alphanumeric();
-        score += 1
-            + if word_start { 8 } else { 0 }
-            + if last == found.checked_sub(1) && found > 0 {
-                5
-            } else {
-                0
-            };
+        score += 1 + if word_start { 8 } else { 0 } + if last == found.checked_sub(1) && found > 0 { 5 } else { 0 };
         last = Some(found);
         at = found + 1;
     }

@@ -22,8 +22,7 @@ impl Input {
 
     /// Takes a key; `true` if the text may have changed.
     pub fn key(&mut self, key: &KeyEvent) -> bool {
-        let newline =
-            key.modifiers.contains(KeyModifiers::CONTROL) && matches!(key.code, KeyCode::Char('m' | 'j'));
+        let newline = key.modifiers.contains(KeyModifiers::CONTROL) && matches!(key.code, KeyCode::Char('m' | 'j'));
         if newline || matches!(key.code, KeyCode::Enter | KeyCode::Esc | KeyCode::Tab) {
             return false;
         }

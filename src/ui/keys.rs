@@ -55,10 +55,7 @@ impl Action {
     #[must_use]
     pub fn repeats(self) -> bool {
         use Action as A;
-        matches!(
-            self,
-            A::Up | A::Down | A::Left | A::Right | A::PageUp | A::PageDown | A::NextMatch | A::PrevMatch
-        )
+        matches!(self, A::Up | A::Down | A::Left | A::Right | A::PageUp | A::PageDown | A::NextMatch | A::PrevMatch)
     }
 }
 
@@ -84,13 +81,7 @@ const fn b(
     help: &'static str,
     on: &'static [Screen],
 ) -> Binding {
-    Binding {
-        keys,
-        action,
-        hint,
-        help,
-        on,
-    }
+    Binding { keys, action, hint, help, on }
 }
 
 const LISTS: &[Screen] = &[Screen::Models, Screen::Runs];
@@ -161,9 +152,7 @@ pub fn lookup(key: &KeyEvent, screen: Screen) -> Option<&'static Binding> {
 
 /// Bindings that work on `screen`, in the table's order.
 pub fn on(screen: Screen) -> impl Iterator<Item = &'static Binding> {
-    BINDINGS
-        .iter()
-        .filter(move |b| b.on.is_empty() || b.on.contains(&screen))
+    BINDINGS.iter().filter(move |b| b.on.is_empty() || b.on.contains(&screen))
 }
 
 const NAMES: &[(&str, KeyCode)] = &[
@@ -189,10 +178,7 @@ const NAMES: &[(&str, KeyCode)] = &[
 /// A key press as `j`, `<ret>`, `<c-c>`.
 #[must_use]
 pub fn notation(key: &KeyEvent) -> String {
-    let name = NAMES
-        .iter()
-        .find(|(_, code)| *code == key.code)
-        .map(|(name, _)| *name);
+    let name = NAMES.iter().find(|(_, code)| *code == key.code).map(|(name, _)| *name);
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     match (name, key.code, control) {
         (Some(name), _, false) => format!("<{name}>"),
@@ -214,10 +200,7 @@ pub fn parse(text: &str) -> Result<KeyEvent, String> {
         return Ok(press(KeyCode::Char(c), KeyModifiers::NONE));
     }
     let wrong = || format!("'{text}' is not a key; write j, <ret>, <esc>, <tab>, <space>, <up>, <c-c>");
-    let inner = text
-        .strip_prefix('<')
-        .and_then(|t| t.strip_suffix('>'))
-        .ok_or_else(wrong)?;
+    let inner = text.strip_prefix('<').and_then(|t| t.strip_suffix('>')).ok_or_else(wrong)?;
     if let Some((_, code)) = NAMES.iter().find(|(name, _)| *name == inner) {
         return Ok(press(*code, KeyModifiers::NONE));
     }

@@ -19,14 +19,7 @@ impl<T> List<T> {
     /// An empty list; `text_of` gives the text that the filter looks into.
     #[must_use]
     pub fn new(text_of: fn(&T) -> String) -> List<T> {
-        List {
-            rows: Vec::new(),
-            selected: 0,
-            filter: String::new(),
-            typing: None,
-            text_of,
-            loaded: false,
-        }
+        List { rows: Vec::new(), selected: 0, filter: String::new(), typing: None, text_of, loaded: false }
     }
 
     /// New rows; the selection stays where it was, if it can.
@@ -48,9 +41,7 @@ impl<T> List<T> {
     /// Rows that pass the filter.
     pub fn shown(&self) -> impl Iterator<Item = &T> {
         let wanted = self.filter.to_lowercase();
-        self.rows
-            .iter()
-            .filter(move |r| wanted.is_empty() || (self.text_of)(r).to_lowercase().contains(&wanted))
+        self.rows.iter().filter(move |r| wanted.is_empty() || (self.text_of)(r).to_lowercase().contains(&wanted))
     }
     /// Index of the selection among the shown rows.
     #[must_use]
@@ -123,7 +114,5 @@ impl<T> List<T> {
 /// First row shown so that `cursor` stays in view with rows around it, in a window of `height` of `total` rows.
 #[must_use]
 pub fn window(cursor: usize, total: usize, height: usize) -> usize {
-    cursor
-        .saturating_sub(height / 2)
-        .min(total.saturating_sub(height))
+    cursor.saturating_sub(height / 2).min(total.saturating_sub(height))
 }

@@ -68,11 +68,7 @@ pub fn run(services: &mut dyn Services, options: UiOptions) -> Result<ExitCode> 
 fn farewell(run: &RunView) -> String {
     let report = run.started.as_ref().filter(|_| run.finished.is_some());
     let report = report.map(|s| format!("report: {}", s.run_dir.join("report.json").display()));
-    run.ending()
-        .into_iter()
-        .chain(report)
-        .map(|line| line + "\n")
-        .collect()
+    run.ending().into_iter().chain(report).map(|line| line + "\n").collect()
 }
 
 /// Signals that reach the screen as messages.
@@ -111,11 +107,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
     loop {
         if dirty && attached {
             // A terminal that is gone must not cost the run: save, stop, leave.
-            if screen
-                .terminal
-                .draw(|f| super::frame::draw(&session.app, f))
-                .is_err()
-            {
+            if screen.terminal.draw(|f| super::frame::draw(&session.app, f)).is_err() {
                 attached = false;
                 session.send(Msg::Leave(ExitCode::Terminated));
             }
@@ -189,10 +181,7 @@ fn read_keys() -> Result<mpsc::Receiver<Input>> {
 fn save_screen(session: &mut Session<'_>, screen: &mut Screen, results: &Path) {
     let name = format!("screen-{}.txt", clock::utc(clock::unix_now()).replace(':', ""));
     let path = results.join(name);
-    let buffer = screen
-        .terminal
-        .draw(|f| super::frame::draw(&session.app, f))
-        .map(|done| done.buffer.clone());
+    let buffer = screen.terminal.draw(|f| super::frame::draw(&session.app, f)).map(|done| done.buffer.clone());
     let written = buffer.and_then(|b| std::fs::write(&path, buffer_text(&b)));
     session.send(match written {
         Ok(()) => Msg::Say(Level::Info, format!("screen written to {}", path.display())),

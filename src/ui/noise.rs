@@ -32,20 +32,12 @@ impl Noise {
         }
         let open = OpenOptions::new().append(true).create(true).read(true).open(path);
         let mut log = open.map_err(|e| Error::io("open", path, e))?;
-        let read = log
-            .seek(SeekFrom::End(0))
-            .map_err(|e| Error::io("read", path, e))?;
+        let read = log.seek(SeekFrom::End(0)).map_err(|e| Error::io("read", path, e))?;
         let keep = |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(refused);
         let saved = (keep(stdout())?, keep(stderr())?);
         dup2_stdout(&log).map_err(refused)?;
         dup2_stderr(&log).map_err(refused)?;
-        Ok(Noise {
-            saved,
-            log,
-            path: path.into(),
-            read,
-            partial: Vec::new(),
-        })
+        Ok(Noise { saved, log, path: path.into(), read, partial: Vec::new() })
     }
 
     /// A writer to the terminal that stdout was.
@@ -53,11 +45,7 @@ impl Noise {
     /// # Errors
     /// The system is out of descriptors.
     pub fn tty(&self) -> Result<File> {
-        self.saved
-            .0
-            .try_clone()
-            .map(File::from)
-            .map_err(|e| Error::device(format!("cannot keep the terminal: {e}")))
+        self.saved.0.try_clone().map(File::from).map_err(|e| Error::device(format!("cannot keep the terminal: {e}")))
     }
 
     /// Complete lines written since the last call.
@@ -74,11 +62,7 @@ impl Noise {
         };
         let rest = self.partial.split_off(end + 1);
         let whole = std::mem::replace(&mut self.partial, rest);
-        String::from_utf8_lossy(&whole)
-            .lines()
-            .filter(|l| !l.trim().is_empty())
-            .map(String::from)
-            .collect()
+        String::from_utf8_lossy(&whole).lines().filter(|l| !l.trim().is_empty()).map(String::from).collect()
     }
 }
 

@@ -108,11 +108,7 @@ pub struct Prompt {
 
 impl Palette {
     pub(super) fn new(screen: Screen) -> Palette {
-        Palette {
-            input: Input::new(""),
-            selected: 0,
-            screen,
-        }
+        Palette { input: Input::new(""), selected: 0, screen }
     }
 
     /// Bindings that match what is typed, best first; those of this screen before others at equal rank.
@@ -132,20 +128,13 @@ impl Palette {
 
 impl Prompt {
     pub(super) fn open_path(now: &str) -> Prompt {
-        Prompt {
-            title: "Model folder or hub id",
-            input: Input::new(now),
-        }
+        Prompt { title: "Model folder or hub id", input: Input::new(now) }
     }
 }
 
 impl Overlay {
     pub(super) fn help(screen: Screen) -> Overlay {
-        Overlay::Help {
-            screen,
-            filter: Input::new(""),
-            scroll: 0,
-        }
+        Overlay::Help { screen, filter: Input::new(""), scroll: 0 }
     }
 
     pub(super) fn paste(&mut self, text: &str) {
@@ -206,11 +195,7 @@ impl Overlay {
             Overlay::Prompt(p) => match name.as_str() {
                 "<ret>" if pressed => {
                     let text = p.input.text().trim().to_owned();
-                    return if text.is_empty() {
-                        Answer::Close
-                    } else {
-                        Answer::OpenModel(text)
-                    };
+                    return if text.is_empty() { Answer::Close } else { Answer::OpenModel(text) };
                 }
                 _ => {
                     p.input.key(key);
@@ -237,10 +222,7 @@ impl Palette {
     #[must_use]
     pub fn verb(&self) -> bool {
         let verb = self.input.text().split_whitespace().next().unwrap_or("");
-        matches!(
-            verb,
-            "set" | "open" | "export" | "run" | "stop" | "save" | "q" | "quit" | "pause" | "resume"
-        )
+        matches!(verb, "set" | "open" | "export" | "run" | "stop" | "save" | "q" | "quit" | "pause" | "resume")
     }
 
     fn chosen(&self) -> Answer {
@@ -263,12 +245,7 @@ pub fn help_lines(screen: Screen, filter: &str) -> Vec<(String, &'static str)> {
     let mut out = Vec::new();
     for binding in on(screen) {
         // A key that means something else here is not listed with its general meaning.
-        let keys: Vec<&str> = binding
-            .keys
-            .iter()
-            .copied()
-            .filter(|k| !taken.contains(k))
-            .collect();
+        let keys: Vec<&str> = binding.keys.iter().copied().filter(|k| !taken.contains(k)).collect();
         taken.extend(&keys);
         if !keys.is_empty() {
             out.push((keys.join(" "), binding.help));

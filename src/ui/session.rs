@@ -41,14 +41,8 @@ impl<'a> Session<'a> {
     /// A session on `config`; lists and, if a model is named, plans at once.
     pub fn new(config: RunConfig, theme: Theme, services: &'a mut dyn Services) -> Session<'a> {
         let (app, effects) = App::new(config, theme);
-        let mut session = Session {
-            app,
-            services,
-            requests: VecDeque::new(),
-            plan_error: None,
-            start_error: None,
-            exported: None,
-        };
+        let mut session =
+            Session { app, services, requests: VecDeque::new(), plan_error: None, start_error: None, exported: None };
         session.perform(effects);
         session
     }
@@ -99,8 +93,7 @@ impl<'a> Session<'a> {
                 }
                 Effect::Export(dir, kind) => {
                     let result = self.services.export(&dir, &kind);
-                    let answer =
-                        Msg::Exported(result.as_ref().map(Clone::clone).map_err(ToString::to_string));
+                    let answer = Msg::Exported(result.as_ref().map(Clone::clone).map_err(ToString::to_string));
                     self.exported = Some(result);
                     Some(answer)
                 }

@@ -4,12 +4,8 @@ use super::noise::Noise;
 use crate::error::{Error, Result};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
-use ratatui::crossterm::event::{
-    DisableBracketedPaste, DisableFocusChange, DisableMouseCapture, EnableBracketedPaste,
-};
-use ratatui::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
-};
+use ratatui::crossterm::event::{DisableBracketedPaste, DisableFocusChange, DisableMouseCapture, EnableBracketedPaste};
+use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 use ratatui::crossterm::{cursor::Show, execute};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -47,14 +43,9 @@ impl Screen {
     /// The terminal refuses.
     pub fn enter(noise: Noise) -> Result<Screen> {
         let tty = noise.tty()?;
-        let held = Arc::new(Held {
-            tty: noise.tty()?,
-            noise: Mutex::new(Some(noise)),
-        });
+        let held = Arc::new(Held { tty: noise.tty()?, noise: Mutex::new(Some(noise)) });
         hook(&held);
-        let taken = held
-            .take()
-            .and_then(|()| Terminal::new(CrosstermBackend::new(tty)));
+        let taken = held.take().and_then(|()| Terminal::new(CrosstermBackend::new(tty)));
         match taken {
             Ok(terminal) => Ok(Screen { terminal, held }),
             Err(e) => {
@@ -95,12 +86,7 @@ impl Screen {
     pub fn redraw(&mut self) -> Result<()> {
         // Not `clear`: it asks the terminal for the cursor and waits for the answer, which the keys thread takes.
         let size = self.terminal.size().map_err(refused)?;
-        self.terminal
-            .resize(ratatui::layout::Rect::from((
-                ratatui::layout::Position::ORIGIN,
-                size,
-            )))
-            .map_err(refused)
+        self.terminal.resize(ratatui::layout::Rect::from((ratatui::layout::Position::ORIGIN, size))).map_err(refused)
     }
 
     /// Lines that libraries wrote since the last call.

@@ -13,9 +13,7 @@ pub fn width(text: &str) -> usize {
 /// `text` without control characters and direction overrides, on one line: safe to show wherever it came from.
 #[must_use]
 pub fn clean(text: &str) -> Cow<'_, str> {
-    let bad = |c: char| {
-        c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-    };
+    let bad = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
     if !text.chars().any(bad) {
         return Cow::Borrowed(text);
     }
@@ -81,20 +79,13 @@ pub fn tail(text: &str, columns: usize) -> String {
         return text.into_owned();
     }
     let span = Span::raw(text.as_ref());
-    let graphemes: Vec<&str> = span
-        .styled_graphemes(Style::default())
-        .map(|g| g.symbol)
-        .collect();
+    let graphemes: Vec<&str> = span.styled_graphemes(Style::default()).map(|g| g.symbol).collect();
     let (mut used, mut from) = (1, graphemes.len());
     while from > 0 && used + width(graphemes[from - 1]) <= columns {
         from -= 1;
         used += width(graphemes[from]);
     }
-    if columns == 0 {
-        String::new()
-    } else {
-        format!("…{}", graphemes[from..].concat())
-    }
+    if columns == 0 { String::new() } else { format!("…{}", graphemes[from..].concat()) }
 }
 
 #[cfg(test)]

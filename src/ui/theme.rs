@@ -61,25 +61,15 @@ impl Theme {
         } else {
             Depth::Ansi
         };
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
-            .into_iter()
-            .find_map(set)
-            .unwrap_or_default()
-            .to_ascii_lowercase();
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_ascii_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
-        Theme {
-            depth,
-            ascii: ascii || !utf8 || term == "linux",
-        }
+        Theme { depth, ascii: ascii || !utf8 || term == "linux" }
     }
 
     /// The theme of tests and scripts: colours that a snapshot can assert on, Unicode.
     #[must_use]
     pub fn plain() -> Theme {
-        Theme {
-            depth: Depth::Ansi,
-            ascii: false,
-        }
+        Theme { depth: Depth::Ansi, ascii: false }
     }
 
     /// The next depth, for the key that cycles through them.
@@ -154,23 +144,15 @@ mod tests {
     use super::*;
 
     fn detect(vars: &[(&str, &str)], ascii: bool) -> Theme {
-        Theme::detect(false, ascii, &|k| {
-            vars.iter().find(|(n, _)| *n == k).map(|(_, v)| (*v).to_owned())
-        })
+        Theme::detect(false, ascii, &|k| vars.iter().find(|(n, _)| *n == k).map(|(_, v)| (*v).to_owned()))
     }
 
     #[test]
     fn case_ui_12_colour_depth_follows_the_environment() {
         let utf8 = ("LANG", "en_US.UTF-8");
         let depth = |vars: &[(&str, &str)]| detect(vars, false).depth;
-        assert_eq!(
-            depth(&[utf8, ("NO_COLOR", "1"), ("COLORTERM", "truecolor")]),
-            Depth::Mono
-        );
-        assert_eq!(
-            depth(&[utf8, ("NO_COLOR", ""), ("COLORTERM", "truecolor")]),
-            Depth::Rgb
-        );
+        assert_eq!(depth(&[utf8, ("NO_COLOR", "1"), ("COLORTERM", "truecolor")]), Depth::Mono);
+        assert_eq!(depth(&[utf8, ("NO_COLOR", ""), ("COLORTERM", "truecolor")]), Depth::Rgb);
         assert_eq!(depth(&[utf8, ("TERM", "tmux-256color")]), Depth::Indexed);
         assert_eq!(depth(&[utf8, ("TERM", "xterm")]), Depth::Ansi);
         assert_eq!(depth(&[utf8, ("TERM", "screen")]), Depth::Ansi);
@@ -184,11 +166,7 @@ mod tests {
         assert!(ascii(&[("LANG", "en_US.ISO-8859-1")]));
         assert!(ascii(&[]));
         assert!(ascii(&[("LANG", "en_US.UTF-8"), ("TERM", "linux")]));
-        assert!(!ascii(&[
-            ("LC_ALL", ""),
-            ("LC_CTYPE", "de_CH.utf8"),
-            ("LANG", "C")
-        ]));
+        assert!(!ascii(&[("LC_ALL", ""), ("LC_CTYPE", "de_CH.utf8"), ("LANG", "C")]));
         assert!(detect(&[("LANG", "en_US.UTF-8")], true).ascii);
     }
 }

@@ -46,19 +46,11 @@ impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk {
-            options,
-            opened: None,
-            measured: None,
-            run: None,
-        }
+        Desk { options, opened: None, measured: None, run: None }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
-        config
-            .results
-            .clone()
-            .unwrap_or_else(|| self.options.results.clone())
+        config.results.clone().unwrap_or_else(|| self.options.results.clone())
     }
 
     /// Opens the checkpoint, once per path.
@@ -96,11 +88,7 @@ impl Desk {
 /// The plan of the mode that `config` asks for.
 #[must_use]
 pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
-    if config.train.mode == "full" {
-        &plan.modes.full
-    } else {
-        &plan.modes.lora
-    }
+    if config.train.mode == "full" { &plan.modes.full } else { &plan.modes.lora }
 }
 
 /// Refuses an infeasible plan with every reason and the nearest fix.
@@ -112,11 +100,7 @@ pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
     if mode.verdict != Verdict::Infeasible {
         return Ok(());
     }
-    let error = Error::infeasible(format!(
-        "INFEASIBLE ({}): {}",
-        config.train.mode,
-        mode.reasons.join("; ")
-    ));
+    let error = Error::infeasible(format!("INFEASIBLE ({}): {}", config.train.mode, mode.reasons.join("; ")));
     Err(match &mode.nearest_fix {
         Some(fix) => error.next(fix.clone()),
         None => error,
@@ -149,22 +133,10 @@ impl Services for Desk {
             None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
         };
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
-        let job = Job {
-            config: config.clone(),
-            run_dir,
-            run_id,
-            plan,
-            resume,
-        };
+        let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
         let engine = (self.options.engine)();
         let gauges = (self.options.gauges)();
-        self.run = Some(RunHandle::spawn(
-            engine,
-            job,
-            Box::new(recorder),
-            gauges,
-            self.options.signals.clone(),
-        )?);
+        self.run = Some(RunHandle::spawn(engine, job, Box::new(recorder), gauges, self.options.signals.clone())?);
         Ok(())
     }
 
@@ -202,9 +174,6 @@ impl Services for Desk {
 /// Name and folder of the run that is being resumed.
 fn resumed_run(dir: &Path) -> Result<(String, PathBuf)> {
     let dir = dir.canonicalize().map_err(|e| Error::io("open", dir, e))?;
-    let name = dir
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     Ok((name, dir))
 }

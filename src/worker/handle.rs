@@ -53,14 +53,7 @@ impl RunHandle {
                 sink.send(EventKind::Finished(finished(result)));
             })?
         };
-        Ok(RunHandle {
-            control,
-            queue,
-            sink,
-            trainer: Some(trainer),
-            hub: Some(hub),
-            gauges: Some((stop, gauges)),
-        })
+        Ok(RunHandle { control, queue, sink, trainer: Some(trainer), hub: Some(hub), gauges: Some((stop, gauges)) })
     }
 
     /// Passes a command to the trainer.
@@ -104,10 +97,7 @@ impl Drop for RunHandle {
 }
 
 fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    Builder::new()
-        .name(name.into())
-        .spawn(body)
-        .map_err(|e| Error::run(format!("cannot start the {name} thread: {e}")))
+    Builder::new().name(name.into()).spawn(body).map_err(|e| Error::run(format!("cannot start the {name} thread: {e}")))
 }
 
 fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {

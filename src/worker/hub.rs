@@ -94,37 +94,15 @@ struct Seen {
 impl Hub {
     /// A hub that records with `record` and fills `queue`; its sink is the trainer's.
     #[must_use]
-    pub fn new(
-        record: Box<dyn Record>,
-        queue: EventQueue,
-        control: Control,
-        signals: Signals,
-    ) -> (Arc<HubSink>, Hub) {
+    pub fn new(record: Box<dyn Record>, queue: EventQueue, control: Control, signals: Signals) -> (Arc<HubSink>, Hub) {
         let (tx, rx) = sync_channel(CHANNEL);
         let dropped = Arc::new(AtomicU64::new(0));
-        let sink = Arc::new(HubSink {
-            tx,
-            dropped: dropped.clone(),
-        });
+        let sink = Arc::new(HubSink { tx, dropped: dropped.clone() });
         // Signals from before the run (a cancelled prompt) don't stop it.
-        let seen = Seen {
-            signals: signals.count(),
-            ..Seen::default()
-        };
+        let seen = Seen { signals: signals.count(), ..Seen::default() };
         signals.run_begins();
         let clock = Clock::real();
-        let hub = Hub {
-            rx,
-            dropped,
-            record: Some(record),
-            queue,
-            control,
-            signals,
-            clock,
-            seq: 0,
-            seen,
-            failed: None,
-        };
+        let hub = Hub { rx, dropped, record: Some(record), queue, control, signals, clock, seq: 0, seen, failed: None };
         (sink, hub)
     }
 
@@ -162,10 +140,7 @@ impl Hub {
             } else {
                 "signal received again: stopping at the next block"
             };
-            self.take(EventKind::Notice(Notice {
-                level: Level::Warn,
-                text: text.into(),
-            }));
+            self.take(EventKind::Notice(Notice { level: Level::Warn, text: text.into() }));
         }
     }
 
@@ -194,10 +169,7 @@ impl Hub {
             let text = format!("the run's record can't be written: {e}");
             self.failed = Some(text.clone());
             self.queue.push(event);
-            let notice = self.number(EventKind::Notice(Notice {
-                level: Level::Error,
-                text,
-            }));
+            let notice = self.number(EventKind::Notice(Notice { level: Level::Error, text }));
             self.queue.push(notice);
             return;
         }
@@ -209,11 +181,7 @@ impl Hub {
         let known = finished.status != RunStatus::Failed;
         let mut finished = RunFinished {
             status: self.signals_status(finished.status),
-            step: if known {
-                finished.step
-            } else {
-                finished.step.max(self.seen.step)
-            },
+            step: if known { finished.step } else { finished.step.max(self.seen.step) },
             checkpoint: finished.checkpoint.or_else(|| self.seen.checkpoint.take()),
             residency_peak: finished.residency_peak.max(self.seen.residency_peak),
             telemetry_dropped: self.dropped.load(Ordering::Relaxed),
@@ -235,20 +203,12 @@ impl Hub {
     }
 
     fn signals_status(&self, status: RunStatus) -> RunStatus {
-        if self.seen.signals > 0 {
-            self.signals.status(status)
-        } else {
-            status
-        }
+        if self.seen.signals > 0 { self.signals.status(status) } else { status }
     }
 
     fn number(&mut self, kind: EventKind) -> Event {
         let seq = self.seq;
         self.seq += 1;
-        Event {
-            seq,
-            at: self.clock.now(),
-            kind,
-        }
+        Event { seq, at: self.clock.now(), kind }
     }
 }

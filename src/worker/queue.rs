@@ -29,10 +29,7 @@ impl EventQueue {
             EventKind::Gauges(_) => s.gauges = Some(event),
             _ => {
                 if s.lifecycle.len() >= CAPACITY
-                    && let Some(i) = s
-                        .lifecycle
-                        .iter()
-                        .position(|e| matches!(e.kind, EventKind::Step(_)))
+                    && let Some(i) = s.lifecycle.iter().position(|e| matches!(e.kind, EventKind::Step(_)))
                 {
                     s.lifecycle.remove(i);
                     s.overflowed += 1;
@@ -78,21 +75,9 @@ mod tests {
     fn telemetry_is_latest_wins_and_lifecycle_is_kept_in_order() {
         let q = EventQueue::default();
         q.push(event(0, EventKind::Paused { step: 1 }));
-        q.push(event(
-            1,
-            EventKind::Gauges(Gauges {
-                sm_clock_mhz: Some(1),
-                ..Gauges::default()
-            }),
-        ));
+        q.push(event(1, EventKind::Gauges(Gauges { sm_clock_mhz: Some(1), ..Gauges::default() })));
         q.push(event(2, EventKind::Resumed { step: 1 }));
-        q.push(event(
-            3,
-            EventKind::Gauges(Gauges {
-                sm_clock_mhz: Some(2),
-                ..Gauges::default()
-            }),
-        ));
+        q.push(event(3, EventKind::Gauges(Gauges { sm_clock_mhz: Some(2), ..Gauges::default() })));
         q.push(event(4, EventKind::Step(StepRecord::default())));
         let seqs: Vec<u64> = q.drain().iter().map(|e| e.seq).collect();
         assert_eq!(seqs, [0, 2, 3, 4]);
@@ -104,13 +89,7 @@ mod tests {
         let q = EventQueue::default();
         q.push(event(0, EventKind::Paused { step: 0 }));
         for i in 0..CAPACITY as u64 + 4 {
-            q.push(event(
-                i + 1,
-                EventKind::Step(StepRecord {
-                    step: i,
-                    ..StepRecord::default()
-                }),
-            ));
+            q.push(event(i + 1, EventKind::Step(StepRecord { step: i, ..StepRecord::default() })));
         }
         let all = q.drain();
         assert_eq!((all.len(), q.overflowed()), (CAPACITY, 5));

@@ -52,17 +52,10 @@ impl Signals {
                     // If even that is refused there is nothing left to do but go on.
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                if signal == SIGINT {
-                    seen.interrupt()
-                } else {
-                    seen.terminate()
-                }
+                if signal == SIGINT { seen.interrupt() } else { seen.terminate() }
             }
         };
-        std::thread::Builder::new()
-            .name("signals".into())
-            .spawn(body)
-            .map_err(refused)?;
+        std::thread::Builder::new().name("signals".into()).spawn(body).map_err(refused)?;
         Ok(signals)
     }
 
@@ -104,12 +97,8 @@ impl Signals {
     #[must_use]
     pub fn status(&self, status: RunStatus) -> RunStatus {
         match status {
-            RunStatus::Stopped | RunStatus::Aborted if self.0.term.load(Ordering::SeqCst) > 0 => {
-                RunStatus::Terminated
-            }
-            RunStatus::Stopped | RunStatus::Aborted if self.0.int.load(Ordering::SeqCst) > 0 => {
-                RunStatus::Interrupted
-            }
+            RunStatus::Stopped | RunStatus::Aborted if self.0.term.load(Ordering::SeqCst) > 0 => RunStatus::Terminated,
+            RunStatus::Stopped | RunStatus::Aborted if self.0.int.load(Ordering::SeqCst) > 0 => RunStatus::Interrupted,
             other => other,
         }
     }

@@ -5,9 +5,7 @@ use super::*;
 use crate::config::RunConfig;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome};
 use crate::error::{Error, Result};
-use crate::event::{
-    Command, Event, EventKind, Gauges, RunFinished, RunStarted, RunStatus, StreamStats, VramFigures,
-};
+use crate::event::{Command, Event, EventKind, Gauges, RunFinished, RunStarted, RunStatus, StreamStats, VramFigures};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -44,25 +42,12 @@ fn job(steps: u64) -> Job {
         c
     })
     .unwrap();
-    Job {
-        config,
-        run_dir: PathBuf::from("run"),
-        run_id: "run".into(),
-        plan,
-        resume: None,
-    }
+    Job { config, run_dir: PathBuf::from("run"), run_id: "run".into(), plan, resume: None }
 }
 
 fn spawn(engine: impl Engine + 'static, steps: u64, notes: &Notes, signals: &Signals) -> RunHandle {
     let gauges = Box::new(Gauges::default);
-    RunHandle::spawn(
-        Box::new(engine),
-        job(steps),
-        Box::new(notes.clone()),
-        gauges,
-        signals.clone(),
-    )
-    .unwrap()
+    RunHandle::spawn(Box::new(engine), job(steps), Box::new(notes.clone()), gauges, signals.clone()).unwrap()
 }
 
 /// Polls until `Finished`; a hang is a failure.
@@ -81,11 +66,7 @@ fn until_finished(run: &RunHandle, mut each: impl FnMut(&Event)) -> RunFinished 
 }
 
 fn slow() -> FakeEngine {
-    FakeEngine {
-        n_blocks: 4,
-        visit: Duration::from_millis(2),
-        ..FakeEngine::default()
-    }
+    FakeEngine { n_blocks: 4, visit: Duration::from_millis(2), ..FakeEngine::default() }
 }
 
 #[test]
@@ -95,30 +76,12 @@ fn every_lifecycle_event_is_recorded_and_seen_and_finished_is_the_last() {
     let mut seen = Vec::new();
     let finished = until_finished(&run, |e| seen.push(e.clone()));
     assert_eq!((finished.status, finished.step), (RunStatus::Finished, 50));
-    assert!(
-        *notes.finished.lock().unwrap(),
-        "the report is written before Finished is seen"
-    );
+    assert!(*notes.finished.lock().unwrap(), "the report is written before Finished is seen");
     let recorded = notes.events.lock().unwrap();
-    let lifecycle = |events: &[Event]| {
-        events
-            .iter()
-            .filter(|e| !e.kind.is_telemetry())
-            .cloned()
-            .collect::<Vec<_>>()
-    };
+    let lifecycle = |events: &[Event]| events.iter().filter(|e| !e.kind.is_telemetry()).cloned().collect::<Vec<_>>();
     assert_eq!(lifecycle(&seen), lifecycle(&recorded));
-    assert_eq!(
-        lifecycle(&seen)
-            .iter()
-            .filter(|e| matches!(e.kind, EventKind::Step(_)))
-            .count(),
-        50
-    );
-    assert!(
-        recorded.iter().enumerate().all(|(i, e)| e.seq == i as u64),
-        "numbered without gaps"
-    );
+    assert_eq!(lifecycle(&seen).iter().filter(|e| matches!(e.kind, EventKind::Step(_))).count(), 50);
+    assert!(recorded.iter().enumerate().all(|(i, e)| e.seq == i as u64), "numbered without gaps");
     assert!(recorded.windows(2).all(|w| w[0].at <= w[1].at));
     assert!(matches!(recorded[0].kind, EventKind::Started(_)));
     assert!(matches!(recorded.last().unwrap().kind, EventKind::Finished(_)));
@@ -130,27 +93,14 @@ fn a_screen_that_never_reads_does_not_stop_the_run() {
     let run = spawn(FakeEngine::default(), 2_000, &notes, &Signals::none());
     let since = Instant::now();
     while run.running() {
-        assert!(
-            since.elapsed() < Duration::from_secs(20),
-            "the run waits for its screen"
-        );
+        assert!(since.elapsed() < Duration::from_secs(20), "the run waits for its screen");
         std::thread::sleep(Duration::from_millis(5));
     }
     let steps = |e: &Event| matches!(e.kind, EventKind::Step(_));
-    assert_eq!(
-        notes.events.lock().unwrap().iter().filter(|e| steps(e)).count(),
-        2_000
-    );
+    assert_eq!(notes.events.lock().unwrap().iter().filter(|e| steps(e)).count(), 2_000);
     let queued = run.poll();
-    assert_eq!(
-        queued.iter().filter(|e| steps(e)).count(),
-        2_000,
-        "lifecycle events wait for their reader"
-    );
-    assert!(
-        queued.iter().filter(|e| e.kind.is_telemetry()).count() <= 2,
-        "telemetry is latest-wins"
-    );
+    assert_eq!(queued.iter().filter(|e| steps(e)).count(), 2_000, "lifecycle events wait for their reader");
+    assert!(queued.iter().filter(|e| e.kind.is_telemetry()).count() <= 2, "telemetry is latest-wins");
 }
 
 /// Floods telemetry at a hub whose record is slow.
@@ -181,44 +131,20 @@ fn telemetry_beyond_the_bound_is_dropped_and_the_drops_are_reported() {
     let notes = Notes::default();
     let run = spawn(Flood, 1, &notes, &Signals::none());
     let finished = until_finished(&run, |_| {});
-    let arrived = notes
-        .events
-        .lock()
-        .unwrap()
-        .iter()
-        .filter(|e| e.kind.is_telemetry())
-        .count() as u64;
+    let arrived = notes.events.lock().unwrap().iter().filter(|e| e.kind.is_telemetry()).count() as u64;
     // One poll of the gauges thread may have come on top.
     let all = arrived + finished.telemetry_dropped;
-    assert!(
-        (200_000..=200_002).contains(&all),
-        "{arrived} + {}",
-        finished.telemetry_dropped
-    );
+    assert!((200_000..=200_002).contains(&all), "{arrived} + {}", finished.telemetry_dropped);
     assert_eq!(run.dropped(), finished.telemetry_dropped);
 }
 
 #[test]
 fn a_panic_becomes_a_failed_run_that_says_where_it_stood() {
     let notes = Notes::default();
-    let run = spawn(
-        FakeEngine {
-            fault: Fault::Panic(3),
-            ..FakeEngine::default()
-        },
-        9,
-        &notes,
-        &Signals::none(),
-    );
+    let run = spawn(FakeEngine { fault: Fault::Panic(3), ..FakeEngine::default() }, 9, &notes, &Signals::none());
     let finished = until_finished(&run, |_| {});
-    assert_eq!(
-        (finished.status, finished.step, finished.residency_peak),
-        (RunStatus::Failed, 2, 13)
-    );
-    assert_eq!(
-        finished.reason.as_deref(),
-        Some("the trainer panicked: the scripted engine panicked as told")
-    );
+    assert_eq!((finished.status, finished.step, finished.residency_peak), (RunStatus::Failed, 2, 13));
+    assert_eq!(finished.reason.as_deref(), Some("the trainer panicked: the scripted engine panicked as told"));
     assert!(*notes.finished.lock().unwrap(), "a failed run has a report too");
 }
 
@@ -227,34 +153,18 @@ fn an_error_is_the_reason_and_the_last_checkpoint_stands() {
     let notes = Notes::default();
     let mut job = job(9);
     job.config.train.save_steps = 2;
-    let engine = FakeEngine {
-        fault: Fault::Error(5),
-        ..FakeEngine::default()
-    };
+    let engine = FakeEngine { fault: Fault::Error(5), ..FakeEngine::default() };
     let gauges = Box::new(Gauges::default);
-    let run = RunHandle::spawn(
-        Box::new(engine),
-        job,
-        Box::new(notes.clone()),
-        gauges,
-        Signals::none(),
-    )
-    .unwrap();
+    let run = RunHandle::spawn(Box::new(engine), job, Box::new(notes.clone()), gauges, Signals::none()).unwrap();
     let finished = until_finished(&run, |_| {});
     assert_eq!((finished.status, finished.step), (RunStatus::Failed, 4));
     assert_eq!(finished.checkpoint, Some(PathBuf::from("run/checkpoint-4")));
-    assert_eq!(
-        finished.reason.as_deref(),
-        Some("the scripted engine failed as told")
-    );
+    assert_eq!(finished.reason.as_deref(), Some("the scripted engine failed as told"));
 }
 
 #[test]
 fn stop_and_save_finishes_the_step_and_stop_now_does_not() {
-    for (command, status) in [
-        (Command::StopAndSave, RunStatus::Stopped),
-        (Command::StopNow, RunStatus::Aborted),
-    ] {
+    for (command, status) in [(Command::StopAndSave, RunStatus::Stopped), (Command::StopNow, RunStatus::Aborted)] {
         let notes = Notes::default();
         let run = spawn(slow(), 1_000, &notes, &Signals::none());
         let mut saved = 0;
@@ -294,16 +204,8 @@ fn case_tr_09_a_signal_saves_and_is_named_a_second_stops_at_once() {
         let (notes, signals) = (Notes::default(), Signals::none());
         // A signal from before the run does not count.
         signals.interrupt();
-        let long = if twice {
-            Duration::from_secs(3_600)
-        } else {
-            Duration::from_millis(2)
-        };
-        let engine = FakeEngine {
-            n_blocks: 4,
-            visit: long,
-            ..FakeEngine::default()
-        };
+        let long = if twice { Duration::from_secs(3_600) } else { Duration::from_millis(2) };
+        let engine = FakeEngine { n_blocks: 4, visit: long, ..FakeEngine::default() };
         let run = spawn(engine, 1_000, &notes, &signals);
         let (mut saved, mut warned) = (0, 0);
         let mut sent = false;
@@ -338,10 +240,7 @@ fn a_run_that_ends_by_itself_is_not_called_interrupted() {
 
 #[test]
 fn a_record_that_can_not_be_written_stops_the_run_loudly() {
-    let notes = Notes {
-        fail_at: Some(8),
-        ..Notes::default()
-    };
+    let notes = Notes { fail_at: Some(8), ..Notes::default() };
     let run = spawn(slow(), 1_000, &notes, &Signals::none());
     let mut errors = 0;
     let finished = until_finished(&run, |e| {
@@ -356,11 +255,7 @@ fn a_record_that_can_not_be_written_stops_the_run_loudly() {
 
 #[test]
 fn dropping_a_run_stops_it_within_a_block() {
-    let engine = FakeEngine {
-        n_blocks: 4,
-        visit: Duration::from_secs(3_600),
-        ..FakeEngine::default()
-    };
+    let engine = FakeEngine { n_blocks: 4, visit: Duration::from_secs(3_600), ..FakeEngine::default() };
     let run = spawn(engine, 5, &Notes::default(), &Signals::none());
     let since = Instant::now();
     drop(run);

@@ -15,10 +15,7 @@ fn case_ui_01_below_the_smallest_size_it_says_so_and_keys_still_work() {
     let mut desk = desk();
     let mut session = training(&mut desk);
     let shown = text(&session.app, (40, 10));
-    assert!(
-        shown.contains("terminal too small: need 60x16, have") && shown.contains("40x10"),
-        "{shown}"
-    );
+    assert!(shown.contains("terminal too small: need 60x16, have") && shown.contains("40x10"), "{shown}");
     assert!(shown.contains("q quit"));
     press(&mut session, "q");
     assert!(text(&session.app, (40, 10)).contains("s save and stop"));
@@ -31,16 +28,8 @@ fn case_ui_01_below_the_smallest_size_it_says_so_and_keys_still_work() {
 
 #[test]
 fn any_sequence_of_keys_leaves_a_screen_that_draws() {
-    let mut keys: Vec<KeyEvent> = BINDINGS
-        .iter()
-        .flat_map(|b| b.keys)
-        .map(|k| keys::parse(k).unwrap())
-        .collect();
-    keys.extend(
-        "abz模é👩0."
-            .chars()
-            .map(|c| keys::press(KeyCode::Char(c), KeyModifiers::NONE)),
-    );
+    let mut keys: Vec<KeyEvent> = BINDINGS.iter().flat_map(|b| b.keys).map(|k| keys::parse(k).unwrap()).collect();
+    keys.extend("abz模é👩0.".chars().map(|c| keys::press(KeyCode::Char(c), KeyModifiers::NONE)));
     keys.push(keys::press(KeyCode::Backspace, KeyModifiers::NONE));
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = move |n: usize| {
@@ -70,19 +59,11 @@ fn case_tr_09_ctrl_c_opens_the_quit_dialog_and_the_second_stops_at_once() {
     press(&mut session, "<c-c>");
     assert!(matches!(session.app.overlay, Some(Overlay::Quit(_))));
     let shown = text(&session.app, (80, 24));
-    for choice in [
-        "s save and stop",
-        "k stop now",
-        "c cancel",
-        "Ctrl-C again stops at once",
-    ] {
+    for choice in ["s save and stop", "k stop now", "c cancel", "Ctrl-C again stops at once"] {
         assert!(shown.contains(choice), "{shown}");
     }
     press(&mut session, "c");
-    assert!(
-        session.app.overlay.is_none() && session.app.run.asked.is_none(),
-        "cancel goes on"
-    );
+    assert!(session.app.overlay.is_none() && session.app.run.asked.is_none(), "cancel goes on");
     // Two, more than two seconds apart: asks again. Within two seconds: stops.
     let at = session.app.now;
     session.send(Msg::Tick(at + 2.5));
@@ -134,16 +115,10 @@ fn case_tr_15_a_stop_is_on_screen_before_the_trainer_answers() {
     let mut session = training(&mut desk);
     press(&mut session, "S");
     for size in SIZES {
-        assert!(
-            text(&session.app, size).contains("stopping after this step"),
-            "{size:?}"
-        );
+        assert!(text(&session.app, size).contains("stopping after this step"), "{size:?}");
     }
     press(&mut session, "p");
-    assert!(
-        text(&session.app, (80, 24)).contains("stopping after this step"),
-        "a pause does not hide a stop"
-    );
+    assert!(text(&session.app, (80, 24)).contains("stopping after this step"), "a pause does not hide a stop");
 }
 
 #[test]
@@ -189,10 +164,7 @@ fn the_keyboard_alone_leads_from_models_to_a_saved_run() {
     let report = text(&session.app, (80, 24));
     assert!(report.contains("report") && report.contains("fake-1"), "{report}");
     press(&mut session, "<esc> 5 x");
-    assert!(
-        text(&session.app, (160, 50)).contains("written: "),
-        "export says where"
-    );
+    assert!(text(&session.app, (160, 50)).contains("written: "), "export says where");
 }
 
 #[test]
@@ -204,10 +176,7 @@ fn an_infeasible_plan_does_not_start_and_says_why() {
     press(&mut session, "<ret>");
     assert!(!session.app.busy());
     let shown = text(&session.app, (80, 24));
-    assert!(
-        shown.contains("INFEASIBLE") && shown.contains("Nearest fix: halve max_length"),
-        "{shown}"
-    );
+    assert!(shown.contains("INFEASIBLE") && shown.contains("Nearest fix: halve max_length"), "{shown}");
 }
 
 #[test]
@@ -246,10 +215,7 @@ fn freezing_keeps_the_panes_while_the_run_goes_on() {
     let pane = |shown: &str| shown.lines().take(20).collect::<Vec<_>>().join("\n");
     let after = text(&session.app, (100, 30));
     assert_eq!(pane(&before), pane(&after));
-    assert!(
-        after.contains("step 20/40"),
-        "the status bar tells the truth: {after}"
-    );
+    assert!(after.contains("step 20/40"), "the status bar tells the truth: {after}");
 }
 
 #[test]
@@ -257,10 +223,7 @@ fn signals_and_a_lost_terminal_save_first_and_leave_with_their_code() {
     let mut desk = desk();
     let mut session = training(&mut desk);
     session.send(Msg::Leave(ExitCode::Terminated));
-    assert_eq!(
-        (session.request(), session.app.run.asked),
-        (None, Some(Command::StopAndSave))
-    );
+    assert_eq!((session.request(), session.app.run.asked), (None, Some(Command::StopAndSave)));
     session.send(Msg::Leave(ExitCode::Terminated));
     assert_eq!(session.app.run.asked, Some(Command::StopNow));
     finish(&mut session, RunStatus::Aborted, None);
@@ -301,11 +264,7 @@ fn settings_change_by_arrow_or_by_text_and_plan_again_at_once() {
             for value in field.steps.iter().skip(1) {
                 press(&mut session, "<right>");
                 let shown = text(&session.app, (160, 50));
-                assert!(
-                    !shown.contains('✗') || shown.contains("INFEASIBLE"),
-                    "{} {value}: {shown}",
-                    field.key
-                );
+                assert!(!shown.contains('✗') || shown.contains("INFEASIBLE"), "{} {value}: {shown}", field.key);
             }
             if let Some(last) = field.steps.last() {
                 assert_eq!((field.get)(&session.app.config), *last, "{}", field.key);
@@ -318,10 +277,7 @@ fn settings_change_by_arrow_or_by_text_and_plan_again_at_once() {
     assert_eq!(session.app.config.lora.r, 24);
     press(&mut session, "i x <ret>");
     assert_eq!(session.app.config.lora.r, 24);
-    assert!(
-        text(&session.app, (100, 30)).contains('✗'),
-        "a bad value is refused and said"
-    );
+    assert!(text(&session.app, (100, 30)).contains('✗'), "a bad value is refused and said");
     press(&mut session, "i 9 <esc>");
     assert_eq!(session.app.config.lora.r, 24, "escape leaves it as it was");
 }

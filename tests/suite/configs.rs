@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 
 fn files(folder: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
-        .expect("the corpus is there")
-        .map(|e| e.expect("a readable entry").path())
-        .collect();
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(&dir).expect("the corpus is there").map(|e| e.expect("a readable entry").path()).collect();
     files.retain(|p| p.extension().is_some_and(|e| e == "toml"));
     files.sort();
     assert!(!files.is_empty(), "{folder}");
@@ -41,11 +39,7 @@ fn every_invalid_config_says_what_its_first_line_says() {
             Err(e) => e,
             Ok(_) => panic!("{} was accepted", file.display()),
         };
-        assert!(
-            error.to_string().contains(want.trim_end()),
-            "{}: {error}",
-            file.display()
-        );
+        assert!(error.to_string().contains(want.trim_end()), "{}: {error}", file.display());
         assert_eq!(error.exit_code(), ExitCode::Usage);
     }
 }
@@ -53,16 +47,8 @@ fn every_invalid_config_says_what_its_first_line_says() {
 #[test]
 fn aliases_are_noted_one_line_each() {
     let valid = |name: &str| {
-        load(
-            Some(
-                &Path::new(env!("CARGO_MANIFEST_DIR"))
-                    .join("tests/data/configs/valid")
-                    .join(name),
-            ),
-            &[],
-            &[],
-        )
-        .unwrap()
+        load(Some(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/configs/valid").join(name)), &[], &[])
+            .unwrap()
     };
     let flat = valid("flat_hugging_face.toml");
     assert_eq!(flat.notes.len(), 15, "{:?}", flat.notes);
@@ -71,14 +57,7 @@ fn aliases_are_noted_one_line_each() {
     let other = valid("other_trainers.toml");
     assert_eq!(other.config.stream.host_budget, ByteSize(8 << 30));
     assert_eq!(other.config.stream.resident_blocks, Resident::Auto);
-    assert_eq!(
-        (
-            other.config.lora.r,
-            other.config.lora.targets.len(),
-            other.config.train.max_steps
-        ),
-        (4, 7, 50)
-    );
+    assert_eq!((other.config.lora.r, other.config.lora.targets.len(), other.config.train.max_steps), (4, 7, 50));
     assert!(valid("full.toml").notes.is_empty());
 }
 
@@ -90,10 +69,7 @@ fn the_environment_and_flags_name_what_is_wrong() {
         load(None, &env, &sets).unwrap_err().to_string()
     };
     let e = fail(&[("BSTUI_TRAIN__LEARNIG_RATE", "1")], &[]);
-    assert!(
-        e.contains("BSTUI_TRAIN__LEARNIG_RATE") && e.contains("'train.learning_rate'"),
-        "{e}"
-    );
+    assert!(e.contains("BSTUI_TRAIN__LEARNIG_RATE") && e.contains("'train.learning_rate'"), "{e}");
     assert!(fail(&[("BSTUI_FORMAT", "auto")], &[]).contains("model.format or data.format"));
     assert!(fail(&[], &["train.seed"]).contains("sets nothing"));
     assert!(fail(&[], &["train.seed=x"]).contains("'train.seed' = x: expected a whole number"));
@@ -117,14 +93,5 @@ fn every_shipped_profile_is_a_machine() {
         assert_eq!(machine.gpu.is_none(), stem == "cpu-only");
         names.push(stem);
     }
-    assert_eq!(
-        names,
-        [
-            "cpu-only",
-            "h200",
-            "rtx3050-laptop-4gb",
-            "rtx4090-desktop",
-            "rtx5050-laptop-8gb"
-        ]
-    );
+    assert_eq!(names, ["cpu-only", "h200", "rtx3050-laptop-4gb", "rtx4090-desktop", "rtx5050-laptop-8gb"]);
 }

@@ -1,9 +1,6 @@
 //! The path of a row through the public interface: from a file to the micro-batches of a step.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a fixture that can't be written fails its test"
-)]
+#![expect(clippy::unwrap_used, reason = "a fixture that can't be written fails its test")]
 
 use blockstream_tui::checkpoint::{Activation, Arch, Checkpoint, Family, Rope, RopeScaling, SpecialIds};
 use blockstream_tui::config::RunConfig;
@@ -31,8 +28,7 @@ fn write_tokenizer(dir: &Path) {
     let added = ["<|im_start|>", "<|im_end|>"].iter().enumerate().map(|(i, s)| {
         json!({"id": 256 + i, "content": s, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
     });
-    let level =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": null, "pre_tokenizer": level, "post_processor": level, "decoder": level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -58,19 +54,12 @@ fn checkpoint(dir: &Path) -> Checkpoint {
             head_dim: 16,
             vocab: 258,
             norm_eps: 1e-5,
-            rope: Rope {
-                theta: 1e4,
-                scaling: RopeScaling::None,
-            },
+            rope: Rope { theta: 1e4, scaling: RopeScaling::None },
             tied: true,
             act: Activation::Silu,
             windows: vec![None],
             max_positions: 512,
-            special: SpecialIds {
-                bos: None,
-                eos: vec![257],
-                pad: Some(257),
-            },
+            special: SpecialIds { bos: None, eos: vec![257], pad: Some(257) },
         },
         files: Vec::new(),
         tensors: Vec::new(),
@@ -92,7 +81,10 @@ fn rows_flow_from_a_file_to_the_batches_of_a_step() {
     write_tokenizer(dir.path());
     let file = dir.path().join("chat.jsonl");
     let rows: Vec<_> = (0..12)
-        .map(|i| json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a".repeat(i + 1)}]}).to_string())
+        .map(|i| {
+            json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a".repeat(i + 1)}]})
+                .to_string()
+        })
         .collect();
     std::fs::write(&file, rows.join("\n")).unwrap();
     let mut config = RunConfig::default();
@@ -104,25 +96,14 @@ fn rows_flow_from_a_file_to_the_batches_of_a_step() {
 
     // Resumed on another day with the recorded date, the rows are the same.
     let again = data::prepare_dated(&config, &model, &set.facts.template_date, &mut |_| {}).unwrap();
-    assert_eq!(
-        (&again.train, &again.eval, &again.facts),
-        (&set.train, &set.eval, &set.facts)
-    );
+    assert_eq!((&again.train, &again.eval, &again.facts), (&set.train, &set.eval, &set.facts));
     assert!(data::prepare_dated(&config, &model, "yesterday", &mut |_| {}).is_err());
 
-    let sampler = Sampler {
-        n_rows: set.train.len(),
-        rows_per_step: 3,
-        seed: 7,
-    };
+    let sampler = Sampler { n_rows: set.train.len(), rows_per_step: 3, seed: 7 };
     let (mut seen, mut trained) = (Vec::new(), 0);
     for step in 0..3 {
-        let rows: Vec<&Row> = sampler
-            .rows(step)
-            .into_iter()
-            .inspect(|r| seen.push(*r))
-            .map(|r| &set.train[r])
-            .collect();
+        let rows: Vec<&Row> =
+            sampler.rows(step).into_iter().inspect(|r| seen.push(*r)).map(|r| &set.train[r]).collect();
         for batch in data::micro_batches(&rows, 2) {
             trained += batch.trained_tokens() as u64;
             assert_eq!(batch.ids.len(), batch.rows * batch.len);
@@ -143,31 +124,15 @@ fn a_row_can_be_inspected() {
     let file = dir.path().join("rows.json");
     std::fs::write(&file, r#"[{"instruction": "i", "input": "", "output": "o"}]"#).unwrap();
     let model = checkpoint(dir.path());
-    let seen = data::inspect(
-        &file,
-        1,
-        &RunConfig::default(),
-        (&model).into(),
-        data::Date::from_unix(0),
-    )
-    .unwrap();
+    let seen = data::inspect(&file, 1, &RunConfig::default(), (&model).into(), data::Date::from_unix(0)).unwrap();
+    assert_eq!(seen.rendered, "<|im_start|>user\ni<|im_end|>\n<|im_start|>assistant\no<|im_end|>\n");
     assert_eq!(
-        seen.rendered,
-        "<|im_start|>user\ni<|im_end|>\n<|im_start|>assistant\no<|im_end|>\n"
-    );
-    assert_eq!(
-        (
-            seen.format.as_str(),
-            seen.trained_tokens,
-            seen.bos.as_str(),
-            seen.eos.as_str()
-        ),
+        (seen.format.as_str(), seen.trained_tokens, seen.bos.as_str(), seen.eos.as_str()),
         ("alpaca", 2, "none", "template")
     );
     let text = seen.to_text();
     assert!(
-        text.lines().any(|l| l.ends_with("+     111  o"))
-            && text.lines().any(|l| l.ends_with(".     105  i")),
+        text.lines().any(|l| l.ends_with("+     111  o")) && text.lines().any(|l| l.ends_with(".     105  i")),
         "{text}"
     );
 }

@@ -24,19 +24,13 @@ fn desk(dir: &Path, engine: FakeEngine) -> (Desk, RunConfig) {
     };
     let mut config = RunConfig::default();
     config.model.path = model.display().to_string();
-    config.machine = Some(PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/profiles/cpu-only.toml"
-    )));
+    config.machine = Some(PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/profiles/cpu-only.toml")));
     config.train.max_steps = 4;
     (Desk::new(options), config)
 }
 
 fn four_blocks() -> FakeEngine {
-    FakeEngine {
-        n_blocks: 4,
-        ..FakeEngine::default()
-    }
+    FakeEngine { n_blocks: 4, ..FakeEngine::default() }
 }
 
 fn until_finished(desk: &mut Desk) -> (Vec<Event>, RunFinished) {
@@ -64,25 +58,12 @@ fn a_desk_plans_runs_records_and_lists() {
     desk.start(&config).unwrap();
     let (events, finished) = until_finished(&mut desk);
     assert_eq!((finished.status, finished.step), (RunStatus::Finished, 4));
-    let EventKind::Started(started) = &events[0].kind else {
-        panic!("{:?}", events[0])
-    };
-    for file in [
-        "config.toml",
-        "plan.json",
-        "env.json",
-        "metrics.jsonl",
-        "events.jsonl",
-        "report.json",
-        "report.md",
-    ] {
+    let EventKind::Started(started) = &events[0].kind else { panic!("{:?}", events[0]) };
+    for file in ["config.toml", "plan.json", "env.json", "metrics.jsonl", "events.jsonl", "report.json", "report.md"] {
         assert!(started.run_dir.join(file).is_file(), "{file}");
     }
     let runs = desk.runs();
-    assert_eq!(
-        (runs.len(), runs[0].steps, runs[0].status),
-        (1, 4, RunStatus::Finished)
-    );
+    assert_eq!((runs.len(), runs[0].steps, runs[0].status), (1, 4, RunStatus::Finished));
     let report = desk.report(&runs[0].dir).unwrap();
     assert_eq!(report["steps"], 4);
     assert!(report["loss"]["last"].as_f64() < report["loss"]["first"].as_f64());
@@ -91,29 +72,17 @@ fn a_desk_plans_runs_records_and_lists() {
 #[test]
 fn one_run_at_a_time_and_an_infeasible_one_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let slow = FakeEngine {
-        visit: Duration::from_millis(5),
-        steps: Some(100_000),
-        ..four_blocks()
-    };
+    let slow = FakeEngine { visit: Duration::from_millis(5), steps: Some(100_000), ..four_blocks() };
     let (mut desk, mut config) = desk(dir.path(), slow);
     config.stream.vram_budget = ByteSize(1);
     config.stream.host_budget = ByteSize(1);
     let refused = desk.start(&config).unwrap_err();
     assert_eq!(refused.kind(), Kind::Infeasible, "{refused}");
-    assert!(
-        desk.runs().is_empty() && !dir.path().join("results").exists(),
-        "nothing is written"
-    );
+    assert!(desk.runs().is_empty() && !dir.path().join("results").exists(), "nothing is written");
     config.stream.vram_budget = ByteSize(0);
     config.stream.host_budget = ByteSize(0);
     desk.start(&config).unwrap();
-    assert!(
-        desk.start(&config)
-            .unwrap_err()
-            .to_string()
-            .contains("a run is in progress")
-    );
+    assert!(desk.start(&config).unwrap_err().to_string().contains("a run is in progress"));
     desk.command(Command::StopAndSave);
     assert_eq!(until_finished(&mut desk).1.status, RunStatus::Stopped);
     assert_eq!(desk.runs()[0].status, RunStatus::Stopped);
@@ -122,13 +91,7 @@ fn one_run_at_a_time_and_an_infeasible_one_leaves_nothing_behind() {
 #[test]
 fn a_failed_run_has_a_report_that_says_why() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut desk, config) = desk(
-        dir.path(),
-        FakeEngine {
-            fault: Fault::Panic(3),
-            ..four_blocks()
-        },
-    );
+    let (mut desk, config) = desk(dir.path(), FakeEngine { fault: Fault::Panic(3), ..four_blocks() });
     desk.start(&config).unwrap();
     let (_, finished) = until_finished(&mut desk);
     assert_eq!((finished.status, finished.step), (RunStatus::Failed, 2));
@@ -144,13 +107,6 @@ fn a_checkpoint_that_is_not_there_is_said_on_the_plan_screen() {
     config.model.path = dir.path().join("nowhere").display().to_string();
     let mut session = Session::new(config.clone(), Theme::plain(), &mut desk);
     assert!(session.app.plan.error().is_some_and(|e| e.contains("nowhere")));
-    session.send(Msg::Set(
-        "model.path".into(),
-        dir.path().join("tiny").display().to_string(),
-    ));
-    assert!(
-        session.app.plan.report().is_some(),
-        "{:?}",
-        session.app.plan.error()
-    );
+    session.send(Msg::Set("model.path".into(), dir.path().join("tiny").display().to_string()));
+    assert!(session.app.plan.report().is_some(), "{:?}", session.app.plan.error());
 }

@@ -3,14 +3,14 @@
 //! Tolerances are relative to the largest reference value; an independent f64 forward differs from the goldens by
 //! up to 5e-6 in logits and 2e-6 in gradients, so 2e-5 leaves room for another kernel and none for another formula.
 
+use crate::golden::{Golden, assert_close, dir};
+use crate::walk::{How, host, open, walk};
 use blockstream_tui::checkpoint::adapter;
 use blockstream_tui::config::LoraSection;
 use blockstream_tui::event::TierName;
 use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::StepContext;
 use blockstream_tui::train::optim::{self, AdamW};
-use crate::golden::{Golden, assert_close, dir};
-use crate::walk::{How, host, open, walk};
 use tch::Device;
 
 const TOLERANCE: f32 = 2e-5;

@@ -55,7 +55,11 @@ impl Golden {
             .iter()
             .filter_map(|(k, v)| {
                 let key = k.strip_prefix(&format!("{prefix}."))?;
-                Some(AdapterTensor { key: format!("base_model.model.{key}"), shape: v.shape.clone(), data: v.f.clone() })
+                Some(AdapterTensor {
+                    key: format!("base_model.model.{key}"),
+                    shape: v.shape.clone(),
+                    data: v.f.clone(),
+                })
             })
             .collect()
     }
@@ -84,6 +88,10 @@ impl Golden {
 pub fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}: length");
     let scale = want.iter().fold(1e-6_f32, |m, x| m.max(x.abs()));
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0_f32, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) });
+    let worst = got
+        .iter()
+        .zip(want)
+        .map(|(g, w)| (g - w).abs())
+        .fold(0.0_f32, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) });
     assert!(worst <= tolerance * scale, "{what}: off by {worst:e}, {:e} allowed", tolerance * scale);
 }

@@ -3,8 +3,8 @@
 //! Without a GPU each test says why it did not run.
 
 use crate::equal::{batches, check, every_depth};
-use crate::support::fixture::Model;
 use crate::golden::{Golden, assert_close, dir};
+use crate::support::fixture::Model;
 use crate::walk::{How, host, open, walk};
 use blockstream_tui::config::LoraSection;
 use blockstream_tui::device::shim;

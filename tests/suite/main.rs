@@ -1,9 +1,11 @@
 //! Every integration test in one program: one link instead of a dozen, and support code shared without warnings.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says why it did not run")]
 
 // `plan/testing.rs`, shared with the unit tests, names these as its own crate's.
 use blockstream_tui::{checkpoint, units};
 
 #[path = "../support/mod.rs"]
+#[expect(dead_code, reason = "GGUF files and a few switches are the unit tests'")]
 mod support;
 
 mod checkpoints;

@@ -19,40 +19,13 @@ pub fn mode_plan() -> ModePlan {
         verdict: Verdict::LoraDisk,
         reasons: vec!["fits".into()],
         nearest_fix: None,
-        tiers: TierBytes {
-            vram: Bytes(10),
-            ram: Bytes(20),
-            disk: Bytes(300),
-        },
-        per_step: PerStep {
-            disk_read: Bytes(600),
-            h2d: Bytes(700),
-            d2h: Bytes(8),
-            written: Bytes(0),
-        },
-        seconds_per_step: SecondsRange {
-            low: 0.4,
-            high: 0.8,
-            resource: "disk".into(),
-        },
-        vram: VramPlan {
-            total: Bytes(5000),
-            budget: Bytes(8000),
-            terms: BTreeMap::new(),
-        },
-        host: VramPlan {
-            total: Bytes(900),
-            budget: Bytes(8000),
-            terms: BTreeMap::new(),
-        },
+        tiers: TierBytes { vram: Bytes(10), ram: Bytes(20), disk: Bytes(300) },
+        per_step: PerStep { disk_read: Bytes(600), h2d: Bytes(700), d2h: Bytes(8), written: Bytes(0) },
+        seconds_per_step: SecondsRange { low: 0.4, high: 0.8, resource: "disk".into() },
+        vram: VramPlan { total: Bytes(5000), budget: Bytes(8000), terms: BTreeMap::new() },
+        host: VramPlan { total: Bytes(900), budget: Bytes(8000), terms: BTreeMap::new() },
         wear: Wear::default(),
-        placement: (0..4)
-            .map(|block| BlockPlace {
-                block,
-                tier: TierName::Disk,
-                bytes: Bytes(75),
-            })
-            .collect(),
+        placement: (0..4).map(|block| BlockPlace { block, tier: TierName::Disk, bytes: Bytes(75) }).collect(),
         ring_slots: 3,
         residency: 3,
         lowest_trainable: 0,
@@ -83,13 +56,7 @@ pub fn machine() -> Machine {
             pinnable: Bytes(8 * GB),
             limited_by: "host".into(),
         },
-        disk: Disk {
-            kind: "nvme".into(),
-            read: 3e9,
-            write: 1e9,
-            free: Bytes(GB),
-            tbw: None,
-        },
+        disk: Disk { kind: "nvme".into(), read: 3e9, write: 1e9, free: Bytes(GB), tbw: None },
         cpu_flops: 1e11,
     }
 }
@@ -108,10 +75,7 @@ pub fn plan() -> PlanReport {
         parts: BTreeMap::new(),
         machine: machine(),
         notes: Vec::new(),
-        modes: Modes {
-            lora: mode_plan(),
-            full,
-        },
+        modes: Modes { lora: mode_plan(), full },
     }
 }
 
@@ -185,12 +149,7 @@ pub fn step(step: u64, loss: f64, seconds: f64) -> EventKind {
 }
 
 pub fn eval(step: u64, loss: f64) -> EventKind {
-    EventKind::Eval(EvalRecord {
-        step,
-        loss,
-        tokens: 40,
-        seconds: 0.1,
-    })
+    EventKind::Eval(EvalRecord { step, loss, tokens: 40, seconds: 0.1 })
 }
 
 pub fn finished(dir: &Path, step: u64, status: RunStatus) -> EventKind {
@@ -199,43 +158,21 @@ pub fn finished(dir: &Path, step: u64, status: RunStatus) -> EventKind {
         reason: None,
         step,
         checkpoint: Some(dir.join(format!("checkpoint-{step}"))),
-        vram: VramFigures {
-            live: Bytes(4000),
-            reserved: Bytes(4500),
-            device: Some(Bytes(4900)),
-        },
-        stats: StreamStats {
-            h2d_s: 0.5,
-            stall_s: 1.0,
-            evict_wait_s: 0.0,
-            resident_history: vec![(0, 1), (1, 2)],
-        },
+        vram: VramFigures { live: Bytes(4000), reserved: Bytes(4500), device: Some(Bytes(4900)) },
+        stats: StreamStats { h2d_s: 0.5, stall_s: 1.0, evict_wait_s: 0.0, resident_history: vec![(0, 1), (1, 2)] },
         residency_peak: 3,
         telemetry_dropped: 7,
     })
 }
 
 pub fn events(kinds: Vec<EventKind>) -> Vec<Event> {
-    kinds
-        .into_iter()
-        .enumerate()
-        .map(|(i, kind)| Event {
-            seq: i as u64,
-            at: i as f64 * 0.5,
-            kind,
-        })
-        .collect()
+    kinds.into_iter().enumerate().map(|(i, kind)| Event { seq: i as u64, at: i as f64 * 0.5, kind }).collect()
 }
 
 pub fn ten_steps(dir: &Path) -> Vec<EventKind> {
     let mut kinds = vec![started(dir, 0, 10), eval(0, 4.0)];
     let seconds = [9.0, 5.0, 0.5, 0.5, 0.6, 0.5, 0.5, 0.5, 0.5, 1.0];
-    kinds.extend(
-        seconds
-            .iter()
-            .enumerate()
-            .map(|(i, s)| step(i as u64 + 1, 4.0 - i as f64 * 0.1, *s)),
-    );
+    kinds.extend(seconds.iter().enumerate().map(|(i, s)| step(i as u64 + 1, 4.0 - i as f64 * 0.1, *s)));
     kinds.extend([eval(10, 3.0), finished(dir, 10, RunStatus::Finished)]);
     kinds
 }
@@ -254,13 +191,8 @@ pub fn any_kind() -> impl Strategy<Value = EventKind> {
                 ..RunStarted::default()
             })
         }),
-        (
-            prop_oneof![any::<u64>(), small.clone()],
-            float.clone(),
-            float.clone(),
-            any::<u64>()
-        )
-            .prop_map(|(n, loss, seconds, bytes)| {
+        (prop_oneof![any::<u64>(), small.clone()], float.clone(), float.clone(), any::<u64>()).prop_map(
+            |(n, loss, seconds, bytes)| {
                 EventKind::Step(StepRecord {
                     step: n,
                     loss,
@@ -270,16 +202,11 @@ pub fn any_kind() -> impl Strategy<Value = EventKind> {
                     stall_s: seconds,
                     ..StepRecord::default()
                 })
-            }),
+            }
+        ),
         (small, float).prop_map(|(n, loss)| eval(n, loss)),
         any::<u64>().prop_map(|n| finished(Path::new("r"), n, RunStatus::Stopped)),
-        any::<Option<u32>>().prop_map(|mhz| EventKind::Gauges(Gauges {
-            sm_clock_mhz: mhz,
-            ..Gauges::default()
-        })),
-        ".{0,20}".prop_map(|text| EventKind::Notice(Notice {
-            level: Level::Warn,
-            text
-        })),
+        any::<Option<u32>>().prop_map(|mhz| EventKind::Gauges(Gauges { sm_clock_mhz: mhz, ..Gauges::default() })),
+        ".{0,20}".prop_map(|text| EventKind::Notice(Notice { level: Level::Warn, text })),
     ]
 }

@@ -38,10 +38,7 @@ fn case_ex_15_report_is_complete_and_honest() {
     let mut kinds = ten_steps(&dir);
     kinds.insert(
         5,
-        EventKind::Notice(Notice {
-            level: Level::Warn,
-            text: format!("fell back: '{HOME}/a b/x' is on btrfs"),
-        }),
+        EventKind::Notice(Notice { level: Level::Warn, text: format!("fell back: '{HOME}/a b/x' is on btrfs") }),
     );
     let path = record(&dir, kinds).finish().unwrap();
     assert_eq!(path, dir.join("report.json"));
@@ -112,17 +109,9 @@ fn case_ex_15_report_is_complete_and_honest() {
     }
     let speed = r["tokens_per_second"]["value"].as_f64().unwrap();
     assert!((speed - 8.0 * 64.0 / 4.6).abs() < 1e-9, "{speed}");
-    assert!(
-        r["tokens_per_second"]["method"]
-            .as_str()
-            .unwrap()
-            .contains("8 optimizer steps; 2 warm-up")
-    );
+    assert!(r["tokens_per_second"]["method"].as_str().unwrap().contains("8 optimizer steps; 2 warm-up"));
     assert_eq!(r["loss"]["list"].as_array().unwrap().len(), 10);
-    assert_eq!(
-        r["forecast"]["ratio"].as_f64().map(|x| (x * 100.0).round()),
-        Some(83.0)
-    );
+    assert_eq!(r["forecast"]["ratio"].as_f64().map(|x| (x * 100.0).round()), Some(83.0));
     // Only the config, which resuming needs, may say where things lie on this machine.
     for name in [
         "plan.json",
@@ -138,11 +127,7 @@ fn case_ex_15_report_is_complete_and_honest() {
         assert!(!text.contains("alice"), "{name}: {text}");
         assert!(!text.contains(root.path().to_str().unwrap()), "{name}");
     }
-    assert!(
-        fs::read_to_string(dir.join("config.toml"))
-            .unwrap()
-            .contains("alice")
-    );
+    assert!(fs::read_to_string(dir.join("config.toml")).unwrap().contains("alice"));
 }
 
 #[test]
@@ -158,8 +143,7 @@ fn case_ex_15_resume_history_counts_each_step_once() {
         .open(dir.join("events.jsonl"))
         .map(|mut f| {
             use std::io::Write;
-            f.write_all(b"{\"seq\":9,\"at\":4.5,\"event\":\"step\",\"ste")
-                .unwrap();
+            f.write_all(b"{\"seq\":9,\"at\":4.5,\"event\":\"step\",\"ste").unwrap();
         })
         .unwrap();
     let dead = report::rebuild(&dir).unwrap();
@@ -168,16 +152,8 @@ fn case_ex_15_resume_history_counts_each_step_once() {
     let mut kinds = vec![started(&dir, 5, 10)];
     kinds.extend((6..=10).map(|n| step(n, 3.0, 0.5)));
     kinds.extend([eval(10, 2.0), finished(&dir, 10, RunStatus::Finished)]);
-    let mut recorder = Recorder::create(
-        &dir,
-        &RunConfig {
-            results: Some("r".into()),
-            ..config()
-        },
-        &plan(),
-        &env(),
-    )
-    .unwrap();
+    let mut recorder =
+        Recorder::create(&dir, &RunConfig { results: Some("r".into()), ..config() }, &plan(), &env()).unwrap();
     for event in events(kinds) {
         recorder.record(&event).unwrap();
     }
@@ -187,50 +163,22 @@ fn case_ex_15_resume_history_counts_each_step_once() {
     assert_eq!(r["bytes"]["disk_read"], 12 * 600, "but their bytes did move");
     assert_eq!(r["loss"]["list"].as_array().unwrap().len(), 10);
     assert_eq!(r["loss"]["list"][5], json!([6, 3.0]));
-    assert_eq!(
-        (&r["eval"]["before"], &r["eval"]["after"]),
-        (&json!(4.0), &json!(2.0))
-    );
-    assert_eq!(
-        r["seconds_per_step"]["warmup_excluded"], 4,
-        "each session warms up"
-    );
-    let sessions: Vec<Value> = r["sessions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|s| json!([s["from_step"], s["to_step"], s["status"]]))
-        .collect();
+    assert_eq!((&r["eval"]["before"], &r["eval"]["after"]), (&json!(4.0), &json!(2.0)));
+    assert_eq!(r["seconds_per_step"]["warmup_excluded"], 4, "each session warms up");
+    let sessions: Vec<Value> =
+        r["sessions"].as_array().unwrap().iter().map(|s| json!([s["from_step"], s["to_step"], s["status"]])).collect();
     assert_eq!(sessions, [json!([0, 7, "running"]), json!([5, 10, "finished"])]);
-    assert!(
-        r["sessions"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|s| s["started"].is_string())
-    );
+    assert!(r["sessions"].as_array().unwrap().iter().all(|s| s["started"].is_string()));
     let lines: Vec<Value> = fs::read_to_string(dir.join("metrics.jsonl"))
         .unwrap()
         .lines()
         .map(|l| serde_json::from_str(l).unwrap())
         .collect();
-    let tokens = |n: u64| {
-        lines
-            .iter()
-            .rev()
-            .find(|l| l["step"] == n && l["loss"].is_f64())
-            .unwrap()["num_tokens"]
-            .clone()
-    };
+    let tokens =
+        |n: u64| lines.iter().rev().find(|l| l["step"] == n && l["loss"].is_f64()).unwrap()["num_tokens"].clone();
     assert_eq!((tokens(7), tokens(10)), (json!(7 * 64), json!(640)));
     assert!(dir.join("config.1.toml").exists() && !dir.join("plan.1.json").exists());
-    assert_eq!(
-        json_file(&dir.join("env.json"))["earlier"]
-            .as_array()
-            .unwrap()
-            .len(),
-        1
-    );
+    assert_eq!(json_file(&dir.join("env.json"))["earlier"].as_array().unwrap().len(), 1);
 }
 
 #[test]
@@ -251,10 +199,7 @@ fn case_ex_15_a_nan_step_is_null_counted_and_leaves_valid_json() {
     let r = json_file(&record(&dir, kinds).finish().unwrap());
     assert_eq!(r["steps"], 3, "no step is lost: {r}");
     assert_eq!(r["skipped_steps"], json!([2]));
-    assert_eq!(
-        r["loss"],
-        json!({ "first": 4.0, "last": null, "list": [[1, 4.0], [2, null], [3, null]] })
-    );
+    assert_eq!(r["loss"], json!({ "first": 4.0, "last": null, "list": [[1, 4.0], [2, null], [3, null]] }));
     assert_eq!(r["notices"], json!([]));
     for line in fs::read_to_string(dir.join("metrics.jsonl")).unwrap().lines() {
         let _: Value = serde_json::from_str(line).unwrap();
@@ -283,9 +228,7 @@ fn case_ui_18_the_same_job_gives_the_same_report_but_for_times() {
     let mut c = b.clone();
     c["loss"]["list"][3][1] = json!(1.0);
     assert_ne!(comparable(&b), comparable(&c));
-    for key in [
-        "verdict", "steps", "tokens", "loss", "eval", "data", "config", "bytes", "setup", "tiers",
-    ] {
+    for key in ["verdict", "steps", "tokens", "loss", "eval", "data", "config", "bytes", "setup", "tiers"] {
         assert!(!comparable(&a)[key].is_null(), "{key}");
     }
 }
@@ -312,21 +255,10 @@ fn metrics_use_trls_names() {
     let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(lines.len(), 12);
     assert_eq!(lines[0]["eval_loss"], 4.0);
-    for key in [
-        "loss",
-        "grad_norm",
-        "learning_rate",
-        "epoch",
-        "num_tokens",
-        "step",
-        "step_time",
-    ] {
+    for key in ["loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step", "step_time"] {
         assert!(lines[2][key].is_number(), "{key}: {}", lines[2]);
     }
-    assert_eq!(
-        (&lines[2]["step"], &lines[2]["num_tokens"]),
-        (&json!(2), &json!(128))
-    );
+    assert_eq!((&lines[2]["step"], &lines[2]["num_tokens"]), (&json!(2), &json!(128)));
 }
 
 #[test]
@@ -334,26 +266,11 @@ fn telemetry_is_left_out_but_for_a_thin_sample_of_the_gauges() {
     let root = tempfile::tempdir().unwrap();
     let dir = run_dir(root.path());
     let mut recorder = Recorder::create(&dir, &config(), &plan(), &env()).unwrap();
-    recorder
-        .record(&Event {
-            seq: 0,
-            at: 0.0,
-            kind: started(&dir, 0, 1),
-        })
-        .unwrap();
+    recorder.record(&Event { seq: 0, at: 0.0, kind: started(&dir, 0, 1) }).unwrap();
     // Ten hours of gauges, one a second.
     for second in 0..36_000u32 {
-        let kind = EventKind::Gauges(Gauges {
-            sm_clock_mhz: Some(1000 + second % 100),
-            ..Gauges::default()
-        });
-        recorder
-            .record(&Event {
-                seq: u64::from(second),
-                at: f64::from(second),
-                kind,
-            })
-            .unwrap();
+        let kind = EventKind::Gauges(Gauges { sm_clock_mhz: Some(1000 + second % 100), ..Gauges::default() });
+        recorder.record(&Event { seq: u64::from(second), at: f64::from(second), kind }).unwrap();
     }
     let progress = Progress {
         step: 1,
@@ -366,27 +283,13 @@ fn telemetry_is_left_out_but_for_a_thin_sample_of_the_gauges() {
         h2d: Bytes(0),
         vram_live: None,
     };
-    recorder
-        .record(&Event {
-            seq: 1,
-            at: 1.0,
-            kind: EventKind::Progress(progress),
-        })
-        .unwrap();
+    recorder.record(&Event { seq: 1, at: 1.0, kind: EventKind::Progress(progress) }).unwrap();
     let r = json_file(&recorder.finish().unwrap());
     let clock = &r["gauges"]["sm_clock_mhz"];
     assert!((500..3500).contains(&clock["n"].as_u64().unwrap()), "{clock}");
     assert_eq!(clock["min"], 1000.0);
-    assert!(
-        !fs::read_to_string(dir.join("events.jsonl"))
-            .unwrap()
-            .contains("\"progress\"")
-    );
-    assert_eq!(
-        r["gauges"]["power_w"],
-        Value::Null,
-        "what the driver didn't give is not 0"
-    );
+    assert!(!fs::read_to_string(dir.join("events.jsonl")).unwrap().contains("\"progress\""));
+    assert_eq!(r["gauges"]["power_w"], Value::Null, "what the driver didn't give is not 0");
 }
 
 #[test]
@@ -407,18 +310,10 @@ fn one_run_has_one_recorder_and_a_living_run_shows_as_running() {
 fn runs_are_listed_newest_first_and_broken_ones_are_shown() {
     let root = tempfile::tempdir().unwrap();
     let results = root.path().join("results");
-    for (name, started_at) in [
-        ("b-old", "2026-01-01T00:00:00Z"),
-        ("a-new", "2026-05-01T00:00:00Z"),
-    ] {
+    for (name, started_at) in [("b-old", "2026-01-01T00:00:00Z"), ("a-new", "2026-05-01T00:00:00Z")] {
         let dir = results.join(name);
-        let mut recorder = Recorder::create(
-            &dir,
-            &config(),
-            &plan(),
-            &json!({ "started": started_at, "tool": "x" }),
-        )
-        .unwrap();
+        let mut recorder =
+            Recorder::create(&dir, &config(), &plan(), &json!({ "started": started_at, "tool": "x" })).unwrap();
         for event in events(ten_steps(&dir)) {
             recorder.record(&event).unwrap();
         }
@@ -433,14 +328,8 @@ fn runs_are_listed_newest_first_and_broken_ones_are_shown() {
     assert_eq!(names, ["broken", "a-new", "b-old"]);
     assert_eq!((runs[0].status, runs[0].steps), (RunStatus::Failed, 0));
     let new = &runs[1];
-    assert_eq!(
-        (new.model.as_str(), new.verdict.as_str(), new.steps),
-        ("org/T0", "LORA_DISK", 10)
-    );
-    assert_eq!(
-        (new.eval, new.seconds_per_step),
-        ((Some(4.0), Some(3.0)), Some(0.5))
-    );
+    assert_eq!((new.model.as_str(), new.verdict.as_str(), new.steps), ("org/T0", "LORA_DISK", 10));
+    assert_eq!((new.eval, new.seconds_per_step), ((Some(4.0), Some(3.0)), Some(0.5)));
     assert_eq!(new.tiers.len(), 4);
     assert!(report::list(&root.path().join("nowhere")).is_empty());
 }
@@ -468,21 +357,10 @@ fn verify_finds_changed_missing_and_foreign_files() {
         ("loss.svg", "cannot be read"),
         ("../../secret", "not a name inside"),
     ] {
-        assert!(
-            bad.problems
-                .iter()
-                .any(|p| p.starts_with(file) && p.contains(why)),
-            "{file}: {:?}",
-            bad.problems
-        );
+        assert!(bad.problems.iter().any(|p| p.starts_with(file) && p.contains(why)), "{file}: {:?}", bad.problems);
     }
     assert_eq!(bad.problems.len(), 4);
-    assert!(
-        report::verify(root.path())
-            .unwrap_err()
-            .to_string()
-            .contains("no report.json")
-    );
+    assert!(report::verify(root.path()).unwrap_err().to_string().contains("no report.json"));
 }
 
 #[test]
@@ -490,9 +368,7 @@ fn compare_shows_figures_and_the_settings_that_differ() {
     let root = tempfile::tempdir().unwrap();
     let mut dirs = Vec::new();
     for i in 0..5u64 {
-        let dir = root.path().join(format!(
-            "results/20261129T173106Z-a-rather-long-model-name-lora-{i}"
-        ));
+        let dir = root.path().join(format!("results/20261129T173106Z-a-rather-long-model-name-lora-{i}"));
         let mut config = config();
         config.train.seed = 40 + i;
         let mut recorder = Recorder::create(&dir, &config, &plan(), &env()).unwrap();
@@ -503,26 +379,12 @@ fn compare_shows_figures_and_the_settings_that_differ() {
         dirs.push(dir);
     }
     let c = report::compare(&dirs).unwrap();
-    assert!(
-        c.text.lines().all(|l| l.chars().count() <= report::MAX_WIDTH),
-        "{}",
-        c.text
-    );
-    assert_eq!(
-        c.text.matches("s/step median").count(),
-        2,
-        "five runs take two blocks:\n{}",
-        c.text
-    );
+    assert!(c.text.lines().all(|l| l.chars().count() <= report::MAX_WIDTH), "{}", c.text);
+    assert_eq!(c.text.matches("s/step median").count(), 2, "five runs take two blocks:\n{}", c.text);
     assert_eq!(c.json["differing_settings"], json!(["train.seed"]));
     assert_eq!(c.json["runs"][4]["settings"], json!({ "train.seed": 44 }));
     assert_eq!(c.json["runs"][0]["seconds_per_step.median"], 0.5);
-    assert!(
-        report::compare(&dirs[..1])
-            .unwrap_err()
-            .to_string()
-            .contains("two runs")
-    );
+    assert!(report::compare(&dirs[..1]).unwrap_err().to_string().contains("two runs"));
 }
 
 #[test]
@@ -533,10 +395,7 @@ fn the_page_is_self_contained_and_escapes_what_files_say() {
     if let EventKind::Started(s) = &mut kinds[0] {
         s.model = "<script>alert(1)</script>|`x`".into();
     }
-    kinds.push(EventKind::Notice(Notice {
-        level: Level::Error,
-        text: "<b>\u{1b}[31mred</b>\nnext".into(),
-    }));
+    kinds.push(EventKind::Notice(Notice { level: Level::Error, text: "<b>\u{1b}[31mred</b>\nnext".into() }));
     record(&dir, kinds).finish().unwrap();
     let html = fs::read_to_string(dir.join("report.html")).unwrap();
     for forbidden in ["<script", "http", "src=", "href=", "@import", "<b>", "\u{1b}"] {
@@ -544,10 +403,7 @@ fn the_page_is_self_contained_and_escapes_what_files_say() {
     }
     assert!(html.contains("&lt;script&gt;") && html.matches("<svg ").count() == 2);
     let md = fs::read_to_string(dir.join("report.md")).unwrap();
-    assert!(
-        md.contains("\\<script\\>") && !md.contains('\u{1b}') && md.lines().count() < 100,
-        "{md}"
-    );
+    assert!(md.contains("\\<script\\>") && !md.contains('\u{1b}') && md.lines().count() < 100, "{md}");
     let svg = fs::read_to_string(dir.join("loss.svg")).unwrap();
     assert!(svg.starts_with("<svg xmlns=") && svg.contains("held-out"));
 }

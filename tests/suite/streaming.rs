@@ -1,14 +1,14 @@
 //! Streaming never changes a number: streamed = resident, bit for bit, on every path of the CPU engine.
 
+use crate::equal::{batches, check, every_depth, rows, trace};
+use crate::support::fixture::Model;
+use crate::walk::{How, host, open, walk};
 use blockstream_tui::config::LoraSection;
 use blockstream_tui::data::Row;
 use blockstream_tui::data::collate::{Batch, micro_batches};
 use blockstream_tui::event::TierName;
 use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::StepContext;
-use crate::equal::{batches, check, every_depth, rows, trace};
-use crate::support::fixture::Model;
-use crate::walk::{How, host, open, walk};
 use tch::Device::Cpu;
 
 fn model(name: &str, dtype: &str) -> tempfile::TempDir {
@@ -110,11 +110,7 @@ fn case_nu_13_the_adapter_acts_in_every_mode() {
     let checkpoint = open(dir.path());
     let layout = AdapterLayout::new(&checkpoint, &lora()).unwrap();
     let batch = &batches(checkpoint.arch.vocab as u32, 1)[0];
-    for how in [
-        How::resident(Cpu),
-        How::streamed(Cpu, TierName::Ram, 2, 1),
-        How::streamed(Cpu, TierName::Disk, 3, 2),
-    ] {
+    for how in [How::resident(Cpu), How::streamed(Cpu, TierName::Ram, 2, 1), How::streamed(Cpu, TierName::Disk, 3, 2)] {
         let with = host(&walk(&checkpoint, how, &lora(), None, 5).logits(batch).unwrap());
         let without = host(&walk(&checkpoint, how, &lora(), Some(vec![0.0; layout.len]), 5).logits(batch).unwrap());
         assert_ne!(with, without, "{how:?}");

@@ -28,7 +28,15 @@ pub struct How {
 
 impl How {
     pub fn resident(device: Device) -> How {
-        How { device, tier: TierName::Vram, resident: usize::MAX, ring: 0, ahead: 0, read_delay_ms: 0, copy_delay_ms: 0 }
+        How {
+            device,
+            tier: TierName::Vram,
+            resident: usize::MAX,
+            ring: 0,
+            ahead: 0,
+            read_delay_ms: 0,
+            copy_delay_ms: 0,
+        }
     }
     pub fn streamed(device: Device, tier: TierName, ring: usize, ahead: usize) -> How {
         How { tier, resident: 0, ring, ahead, ..How::resident(device) }

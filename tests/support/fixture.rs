@@ -12,16 +12,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// Special tokens, ids from 256.
-pub const SPECIAL: [&str; 8] = [
-    "<pad>",
-    "<bos>",
-    "<eos>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-];
+pub const SPECIAL: [&str; 8] =
+    ["<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>"];
 
 /// The default chat template.
 pub const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + \
@@ -83,9 +75,7 @@ impl Model {
             "qwen3" => "Qwen3ForCausalLM",
             _ => "LlamaForCausalLM",
         };
-        let m = Model::tiny()
-            .set("model_type", name)
-            .set("architectures", json!([class]));
+        let m = Model::tiny().set("model_type", name).set("architectures", json!([class]));
         match name {
             "mistral" => m.set("sliding_window", Value::Null).unset("attention_bias"),
             "qwen2" => m.unset("attention_bias"),
@@ -178,10 +168,7 @@ impl Model {
     /// Values of tensor `name` exactly as the file's bytes decode, row-major.
     pub fn values(&self, name: &str) -> Vec<f32> {
         let tensors = self.tensors();
-        let t = tensors
-            .iter()
-            .find(|t| t.name == name)
-            .unwrap_or_else(|| panic!("no tensor '{name}'"));
+        let t = tensors.iter().find(|t| t.name == name).unwrap_or_else(|| panic!("no tensor '{name}'"));
         decode(&t.dtype, &self.data(t))
     }
     /// Sum of the bytes of all tensors.
@@ -193,10 +180,7 @@ impl Model {
     pub fn write(&self, dir: &Path) -> PathBuf {
         self.write_small_files(dir);
         for (name, tensors) in self.files() {
-            let raw = Raw {
-                seed: self.seed,
-                ..Raw::default()
-            };
+            let raw = Raw { seed: self.seed, ..Raw::default() };
             let filled: Vec<Tensor> = tensors.into_iter().map(|t| self.filled(t)).collect();
             put(&dir.join(name), safetensors(&filled, &raw));
         }
@@ -208,10 +192,7 @@ impl Model {
         for (name, tensors) in self.files() {
             let (header, data) = header(&tensors, &Raw::default());
             let size = 8 + header.to_string().len().next_multiple_of(8) as u64 + data;
-            put(
-                &dir.join(format!("{name}.header.json")),
-                json!({ "size": size, "header": header }).to_string(),
-            );
+            put(&dir.join(format!("{name}.header.json")), json!({ "size": size, "header": header }).to_string());
         }
         dir.to_path_buf()
     }
@@ -228,10 +209,7 @@ impl Model {
         for entry in std::fs::read_dir(&plain).expect("read") {
             let file = entry.expect("entry").path();
             let bytes = std::fs::read(&file).expect("read");
-            let sha: String = Sha256::digest(&bytes)
-                .iter()
-                .map(|b| format!("{b:02x}"))
-                .collect();
+            let sha: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
             put(&blobs.join(&sha), bytes);
             let link = snapshot.join(file.file_name().expect("named"));
             std::os::unix::fs::symlink(Path::new("../../blobs").join(sha), link).expect("link");
@@ -272,35 +250,23 @@ impl Model {
             1 => "model.safetensors".to_string(),
             _ => format!("model-{:05}-of-{of:05}.safetensors", s + 1),
         };
-        (0..of)
-            .map(|s| (name(s), tensors[s * n / of..(s + 1) * n / of].to_vec()))
-            .collect()
+        (0..of).map(|s| (name(s), tensors[s * n / of..(s + 1) * n / of].to_vec())).collect()
     }
 
     fn plain_tensors(&self) -> Vec<Tensor> {
         let c = |key: &str| self.config.get(key).and_then(Value::as_u64);
         let need = |key: &str| c(key).unwrap_or_else(|| panic!("config has no '{key}'"));
-        let (hidden, inter, heads, vocab) = (
-            need("hidden_size"),
-            need("intermediate_size"),
-            need("num_attention_heads"),
-            need("vocab_size"),
-        );
+        let (hidden, inter, heads, vocab) =
+            (need("hidden_size"), need("intermediate_size"), need("num_attention_heads"), need("vocab_size"));
         let d = c("head_dim").unwrap_or(hidden / heads);
         let (q, kv) = (heads * d, c("num_key_value_heads").unwrap_or(heads) * d);
         let family = self.config["model_type"].as_str().unwrap_or("");
-        let bias = self
-            .config
-            .get("attention_bias")
-            .and_then(Value::as_bool)
-            .unwrap_or(false)
-            || family == "qwen2";
+        let bias = self.config.get("attention_bias").and_then(Value::as_bool).unwrap_or(false) || family == "qwen2";
         let mut out = Vec::new();
         let mut add = |name: String, shape: &[u64]| out.push(Tensor::new(name, &self.dtype, shape));
         add(format!("{}embed_tokens.weight", self.prefix), &[vocab, hidden]);
         for i in 0..need("num_hidden_layers") {
-            let mut part =
-                |name: &str, shape: &[u64]| add(format!("{}layers.{i}.{name}", self.prefix), shape);
+            let mut part = |name: &str, shape: &[u64]| add(format!("{}layers.{i}.{name}", self.prefix), shape);
             part("self_attn.q_proj.weight", &[q, hidden]);
             part("self_attn.k_proj.weight", &[kv, hidden]);
             part("self_attn.v_proj.weight", &[kv, hidden]);
@@ -321,32 +287,18 @@ impl Model {
             }
         }
         add(format!("{}norm.weight", self.prefix), &[hidden]);
-        if !self
-            .config
-            .get("tie_word_embeddings")
-            .and_then(Value::as_bool)
-            .unwrap_or(false)
-        {
+        if !self.config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false) {
             add("lm_head.weight".into(), &[vocab, hidden]);
         }
         out
     }
 
     fn data(&self, t: &Tensor) -> Vec<u8> {
-        t.data
-            .clone()
-            .unwrap_or_else(|| made(&t.name, &t.dtype, &t.shape, self.seed, self.std))
+        t.data.clone().unwrap_or_else(|| made(&t.name, &t.dtype, &t.shape, self.seed, self.std))
     }
 
     fn filled(&self, t: Tensor) -> Tensor {
-        if t.range.is_some() {
-            t
-        } else {
-            Tensor {
-                data: Some(self.data(&t)),
-                ..t
-            }
-        }
+        if t.range.is_some() { t } else { Tensor { data: Some(self.data(&t)), ..t } }
     }
 }
 
@@ -363,11 +315,7 @@ pub struct Tokenizer {
 
 impl Default for Tokenizer {
     fn default() -> Tokenizer {
-        Tokenizer {
-            adds_bos: false,
-            template: Some(CHATML.into()),
-            config: json!({}),
-        }
+        Tokenizer { adds_bos: false, template: Some(CHATML.into()), config: json!({}) }
     }
 }
 
@@ -401,11 +349,7 @@ impl Tokenizer {
         let mut config = json!({ "bos_token": "<bos>", "eos_token": "<|im_end|>", "pad_token": "<pad>",
             "tokenizer_class": "PreTrainedTokenizerFast" });
         let map = config.as_object_mut().expect("an object");
-        map.extend(
-            self.template
-                .iter()
-                .map(|t| ("chat_template".to_string(), t.as_str().into())),
-        );
+        map.extend(self.template.iter().map(|t| ("chat_template".to_string(), t.as_str().into())));
         map.extend(self.config.as_object().cloned().unwrap_or_default());
         put(&dir.join("tokenizer.json"), self.json().to_string());
         put(&dir.join("tokenizer_config.json"), config.to_string());
@@ -417,13 +361,7 @@ pub fn byte_level() -> Vec<char> {
     let printable = |b: u32| (33..127).contains(&b) || (161..173).contains(&b) || (174..256).contains(&b);
     let mut spare = 256..;
     (0..256u32)
-        .map(|b| {
-            if printable(b) {
-                b
-            } else {
-                spare.next().expect("endless")
-            }
-        })
+        .map(|b| if printable(b) { b } else { spare.next().expect("endless") })
         .filter_map(char::from_u32)
         .collect()
 }

@@ -41,29 +41,20 @@ impl Gguf {
     }
     /// A list of texts.
     pub fn texts(self, key: &str, values: &[&str]) -> Gguf {
-        let mut bytes = [
-            8u32.to_le_bytes().to_vec(),
-            (values.len() as u64).to_le_bytes().to_vec(),
-        ]
-        .concat();
+        let mut bytes = [8u32.to_le_bytes().to_vec(), (values.len() as u64).to_le_bytes().to_vec()].concat();
         bytes.extend(values.iter().flat_map(|v| string(v)));
         self.raw(key, 9, bytes)
     }
     /// A list of signed 32-bit values.
     pub fn ints(self, key: &str, values: &[i32]) -> Gguf {
-        let mut bytes = [
-            5u32.to_le_bytes().to_vec(),
-            (values.len() as u64).to_le_bytes().to_vec(),
-        ]
-        .concat();
+        let mut bytes = [5u32.to_le_bytes().to_vec(), (values.len() as u64).to_le_bytes().to_vec()].concat();
         bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
         self.raw(key, 9, bytes)
     }
     /// A value of type `kind` with these bytes; replaces one of the same key.
     pub fn raw(mut self, key: &str, kind: u32, value: Vec<u8>) -> Gguf {
         self.meta.retain(|(k, _)| k != key);
-        self.meta
-            .push((key.into(), [kind.to_le_bytes().to_vec(), value].concat()));
+        self.meta.push((key.into(), [kind.to_le_bytes().to_vec(), value].concat()));
         self
     }
     /// Takes a value out.
@@ -75,22 +66,12 @@ impl Gguf {
     pub fn tensor(mut self, name: &str, kind: u32, shape: &[u64], data: Vec<u8>) -> Gguf {
         self.tensors.retain(|t| t.name != name);
         let dims = shape.iter().rev().copied().collect();
-        self.tensors.push(Tensor {
-            name: name.into(),
-            dims,
-            kind,
-            data,
-        });
+        self.tensors.push(Tensor { name: name.into(), dims, kind, data });
         self
     }
     /// An F32 tensor.
     pub fn f32(self, name: &str, shape: &[u64], values: &[f32]) -> Gguf {
-        self.tensor(
-            name,
-            0,
-            shape,
-            values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        )
+        self.tensor(name, 0, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
     /// The file's bytes.
     pub fn bytes(&self) -> Vec<u8> {
@@ -128,9 +109,7 @@ impl Gguf {
         let alphabet: Vec<String> = super::fixture::byte_level().iter().map(char::to_string).collect();
         let mut tokens: Vec<&str> = alphabet.iter().map(String::as_str).collect();
         tokens.extend(["he", "<|im_start|>", "<|im_end|>", "<think>"]);
-        let types: Vec<i32> = (0..260)
-            .map(|i| [1, 3, 3, 4][(i.max(256) - 256) as usize])
-            .collect();
+        let types: Vec<i32> = (0..260).map(|i| [1, 3, 3, 4][(i.max(256) - 256) as usize]).collect();
         let mut g = Gguf::new()
             .text("general.architecture", arch)
             .int(&key("block_count"), 1)
@@ -161,10 +140,8 @@ impl Gguf {
 }
 
 fn tiny_shapes(arch: &str) -> Vec<(String, Vec<u64>)> {
-    let mut all: Vec<(String, Vec<u64>)> = vec![
-        ("token_embd.weight".into(), vec![260, 32]),
-        ("output_norm.weight".into(), vec![32]),
-    ];
+    let mut all: Vec<(String, Vec<u64>)> =
+        vec![("token_embd.weight".into(), vec![260, 32]), ("output_norm.weight".into(), vec![32])];
     let mut block = |name: &str, shape: &[u64]| all.push((format!("blk.0.{name}"), shape.to_vec()));
     block("attn_norm.weight", &[32]);
     block("ffn_norm.weight", &[32]);

@@ -1,7 +1,6 @@
 //! What tests share: model folders and GGUF files of any shape, made on the spot.
 //!
 //! Integration tests take it by `mod support;`, unit tests as `crate::support`.
-#![allow(dead_code, reason = "every test binary uses its own part of it")]
 
 pub mod fixture;
 pub mod gguf;

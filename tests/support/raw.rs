@@ -22,13 +22,7 @@ pub struct Tensor {
 impl Tensor {
     /// A tensor with made values.
     pub fn new(name: impl Into<String>, dtype: &str, shape: &[u64]) -> Tensor {
-        Tensor {
-            name: name.into(),
-            dtype: dtype.into(),
-            shape: shape.to_vec(),
-            range: None,
-            data: None,
-        }
+        Tensor { name: name.into(), dtype: dtype.into(), shape: shape.to_vec(), range: None, data: None }
     }
     /// With a claimed range.
     pub fn at(mut self, begin: u64, end: u64) -> Tensor {
@@ -61,59 +55,33 @@ pub struct Raw {
 
 impl Default for Raw {
     fn default() -> Raw {
-        Raw {
-            metadata: Some(json!({ "format": "pt" })),
-            header: None,
-            trailer: Vec::new(),
-            seed: 1,
-        }
+        Raw { metadata: Some(json!({ "format": "pt" })), header: None, trailer: Vec::new(), seed: 1 }
     }
 }
 
 /// The bytes of a safetensors file, good or broken.
 pub fn safetensors(tensors: &[Tensor], raw: &Raw) -> Vec<u8> {
     let (json, data_len) = header(tensors, raw);
-    let mut text = raw
-        .header
-        .clone()
-        .unwrap_or_else(|| json.to_string().into_bytes());
+    let mut text = raw.header.clone().unwrap_or_else(|| json.to_string().into_bytes());
     text.resize(text.len().next_multiple_of(8), b' ');
     let mut data = vec![0u8; usize::try_from(data_len).expect("a fixture fits memory")];
     for (t, (begin, _)) in tensors.iter().zip(ranges(tensors)) {
         if t.range.is_some() {
             continue;
         }
-        let bytes = t
-            .data
-            .clone()
-            .unwrap_or_else(|| made(&t.name, &t.dtype, &t.shape, raw.seed, 0.02));
+        let bytes = t.data.clone().unwrap_or_else(|| made(&t.name, &t.dtype, &t.shape, raw.seed, 0.02));
         data[begin as usize..begin as usize + bytes.len()].copy_from_slice(&bytes);
     }
-    [
-        &(text.len() as u64).to_le_bytes(),
-        text.as_slice(),
-        &data,
-        &raw.trailer,
-    ]
-    .concat()
+    [&(text.len() as u64).to_le_bytes(), text.as_slice(), &data, &raw.trailer].concat()
 }
 
 /// Values of tensor bytes.
 pub fn decode(dtype: &str, bytes: &[u8]) -> Vec<f32> {
     let two = |b: &[u8]| [b[0], b[1]];
     match dtype {
-        "F32" => bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect(),
-        "F16" => bytes
-            .chunks_exact(2)
-            .map(|b| f16::from_le_bytes(two(b)).to_f32())
-            .collect(),
-        "BF16" => bytes
-            .chunks_exact(2)
-            .map(|b| bf16::from_le_bytes(two(b)).to_f32())
-            .collect(),
+        "F32" => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        "F16" => bytes.chunks_exact(2).map(|b| f16::from_le_bytes(two(b)).to_f32()).collect(),
+        "BF16" => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(two(b)).to_f32()).collect(),
         other => panic!("no values for {other}"),
     }
 }
@@ -131,10 +99,7 @@ pub(super) fn header(tensors: &[Tensor], raw: &Raw) -> (Value, u64) {
     let mut len = 0;
     for (t, (begin, end)) in tensors.iter().zip(ranges(tensors)) {
         len = len.max(end);
-        header.insert(
-            t.name.clone(),
-            json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [begin, end] }),
-        );
+        header.insert(t.name.clone(), json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [begin, end] }));
     }
     (header.into(), len)
 }
@@ -170,12 +135,8 @@ pub(super) fn made(name: &str, dtype: &str, shape: &[u64], seed: u64, std: f32) 
     let mut gauss = || mean + std * random.gauss();
     match dtype {
         "F32" => (0..n).flat_map(|_| gauss().to_le_bytes()).collect(),
-        "F16" => (0..n)
-            .flat_map(|_| f16::from_f32(gauss()).to_le_bytes())
-            .collect(),
-        "BF16" => (0..n)
-            .flat_map(|_| bf16::from_f32(gauss()).to_le_bytes())
-            .collect(),
+        "F16" => (0..n).flat_map(|_| f16::from_f32(gauss()).to_le_bytes()).collect(),
+        "BF16" => (0..n).flat_map(|_| bf16::from_f32(gauss()).to_le_bytes()).collect(),
         "F64" => (0..n).flat_map(|_| f64::from(gauss()).to_le_bytes()).collect(),
         "F8_E4M3" => (0..n).map(|_| if gauss() < mean { 0xa8 } else { 0x28 }).collect(),
         other => vec![0; n * element_bytes(other) as usize],
@@ -188,9 +149,9 @@ struct Random(u64);
 impl Random {
     fn new(name: &str, seed: u64) -> Random {
         // FNV-1a of the name, so that every tensor has its own values.
-        Random(name.bytes().fold(0xcbf2_9ce4_8422_2325 ^ seed, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-        }))
+        Random(
+            name.bytes().fold(0xcbf2_9ce4_8422_2325 ^ seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)),
+        )
     }
     fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -7,11 +7,7 @@ use std::fmt::Write;
 pub(super) fn readme(config: &AdapterConfig, notes: &[&str]) -> String {
     let base = &config.base_model_name_or_path;
     let targets = config.target_modules.join(", ");
-    let factor = if config.use_rslora {
-        "alpha / sqrt(r), rsLoRA"
-    } else {
-        "alpha / r"
-    };
+    let factor = if config.use_rslora { "alpha / sqrt(r), rsLoRA" } else { "alpha / r" };
     let mut text = format!(
         "---\n\
          base_model: {base_yaml}\n\
@@ -37,18 +33,12 @@ pub(super) fn readme(config: &AdapterConfig, notes: &[&str]) -> String {
         alpha = config.lora_alpha,
         scale = config.scale(),
         targets = markdown(&targets),
-        layers = config
-            .layers_to_transform
-            .as_ref()
-            .map_or("all".to_string(), |l| spans(l)),
+        layers = config.layers_to_transform.as_ref().map_or("all".to_string(), |l| spans(l)),
     );
     for note in notes {
         let _ = write!(text, "\n{note}\n");
     }
-    let revision = config
-        .revision
-        .as_ref()
-        .map_or(String::new(), |r| format!(", revision={}", yaml(r)));
+    let revision = config.revision.as_ref().map_or(String::new(), |r| format!(", revision={}", yaml(r)));
     let _ = write!(
         text,
         "\n```python\n\
@@ -89,10 +79,7 @@ fn spans(layers: &[usize]) -> String {
             _ => out.push((n, n)),
         }
     }
-    let text: Vec<String> = out
-        .iter()
-        .map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") })
-        .collect();
+    let text: Vec<String> = out.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
     text.join(", ")
 }
 

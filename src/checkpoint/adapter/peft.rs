@@ -90,10 +90,7 @@ pub fn to_peft(config: &AdapterConfig) -> Value {
 pub(super) fn publishable(config: &AdapterConfig) -> Result<AdapterConfig> {
     let mut config = config.clone();
     config.base_model_name_or_path = public_name(&config.base_model_name_or_path);
-    for (name, x) in [
-        ("lora_alpha", config.lora_alpha),
-        ("lora_dropout", config.lora_dropout),
-    ] {
+    for (name, x) in [("lora_alpha", config.lora_alpha), ("lora_dropout", config.lora_dropout)] {
         if !x.is_finite() {
             return Err(Error::run(format!("cannot save an adapter with {name} = {x}")));
         }
@@ -110,19 +107,13 @@ pub(super) fn public_name(name: &str) -> String {
         || clean.contains(':')
         || clean.matches('/').count() > 1
         || clean.ends_with('/');
-    if is_path || clean.is_empty() {
-        from_local_path(clean).0
-    } else {
-        clean.to_string()
-    }
+    if is_path || clean.is_empty() { from_local_path(clean).0 } else { clean.to_string() }
 }
 
 /// Name and commit that a local path implies: `models--org--name/snapshots/<commit>` is the hub cache's layout.
 pub(super) fn from_local_path(path: &str) -> (String, Option<String>) {
-    let parts: Vec<&str> = path
-        .split(['/', '\\'])
-        .filter(|p| !p.is_empty() && !matches!(*p, "." | ".." | "~"))
-        .collect();
+    let parts: Vec<&str> =
+        path.split(['/', '\\']).filter(|p| !p.is_empty() && !matches!(*p, "." | ".." | "~")).collect();
     let cached = parts.iter().rposition(|p| p.starts_with("models--"));
     if let Some(at) = cached {
         let id = parts[at].trim_start_matches("models--").replacen("--", "/", 1);
@@ -175,10 +166,7 @@ pub(super) struct Refusal {
 }
 
 fn refuse<T>(what: impl Into<String>, next: &'static str) -> std::result::Result<T, Refusal> {
-    Err(Refusal {
-        what: what.into(),
-        next: Some(next),
-    })
+    Err(Refusal { what: what.into(), next: Some(next) })
 }
 
 /// Reads the JSON of an adapter config. The format is told by its keys, never by shapes.
@@ -191,27 +179,18 @@ pub(super) fn from_peft(value: &Value) -> std::result::Result<Stated, Refusal> {
     let r = match map.get("r").and_then(Value::as_u64) {
         Some(r) if (1..=MAX_RANK).contains(&r) => r as usize,
         _ => {
-            return refuse(
-                format!("r = {} is not a rank", shown(map.get("r"))),
-                "give a PEFT LoRA adapter",
-            );
+            return refuse(format!("r = {} is not a rank", shown(map.get("r"))), "give a PEFT LoRA adapter");
         }
     };
     let number = |key: &str, default: f64| match map.get(key) {
         None | Some(Value::Null) => Ok(default),
         Some(v) => match v.as_f64() {
             Some(x) if x.is_finite() => Ok(x),
-            _ => refuse(
-                format!("{key} = {} is not a number", shown(Some(v))),
-                "give a PEFT LoRA adapter",
-            ),
+            _ => refuse(format!("{key} = {} is not a number", shown(Some(v))), "give a PEFT LoRA adapter"),
         },
     };
     let (targets, plain_targets) = targets(map)?;
-    let base = map
-        .get("base_model_name_or_path")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
+    let base = map.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
     Ok(Stated {
         config: AdapterConfig {
             base_model_name_or_path: public_name(base),
@@ -236,20 +215,10 @@ fn check_format(map: &Map<String, Value>) -> std::result::Result<(), Refusal> {
     match map.get("peft_type").and_then(Value::as_str) {
         Some("LORA") => {}
         Some(other) => {
-            return refuse(
-                format!("a PEFT adapter of type {}, not LORA", clean(other)),
-                "give a LoRA adapter",
-            );
+            return refuse(format!("a PEFT adapter of type {}, not LORA", clean(other)), "give a LoRA adapter");
         }
-        None if has("lora_parameters")
-            || has("num_layers")
-            || has("lora_layers")
-            || has("fine_tune_type") =>
-        {
-            return refuse(
-                "an mlx adapter, which stores A and B transposed with a scale",
-                "convert it to PEFT first",
-            );
+        None if has("lora_parameters") || has("num_layers") || has("lora_layers") || has("fine_tune_type") => {
+            return refuse("an mlx adapter, which stores A and B transposed with a scale", "convert it to PEFT first");
         }
         None if has("architectures") || has("model_type") => {
             return refuse(
@@ -258,19 +227,15 @@ fn check_format(map: &Map<String, Value>) -> std::result::Result<(), Refusal> {
             );
         }
         None => {
-            return refuse(
-                "no 'peft_type': the format is not known",
-                "give a PEFT LoRA adapter",
-            );
+            return refuse("no 'peft_type': the format is not known", "give a PEFT LoRA adapter");
         }
     }
     match map.get("task_type") {
         None | Some(Value::Null) => Ok(()),
         Some(Value::String(s)) if s == "CAUSAL_LM" => Ok(()),
-        other => refuse(
-            format!("task_type {}, not CAUSAL_LM", shown(other)),
-            "give an adapter of a causal language model",
-        ),
+        other => {
+            refuse(format!("task_type {}, not CAUSAL_LM", shown(other)), "give an adapter of a causal language model")
+        }
     }
 }
 
@@ -279,10 +244,7 @@ fn check_features(map: &Map<String, Value>) -> std::result::Result<(), Refusal> 
         && MOVES_THE_BASE.iter().any(|m| init.to_lowercase().starts_with(m))
     {
         return refuse(
-            format!(
-                "init_lora_weights '{}' also changed the base's weights",
-                clean(init)
-            ),
+            format!("init_lora_weights '{}' also changed the base's weights", clean(init)),
             "convert it to a plain LoRA with PEFT's path_initial_model_for_weight_conversion",
         );
     }
@@ -291,10 +253,7 @@ fn check_features(map: &Map<String, Value>) -> std::result::Result<(), Refusal> 
         Some(Value::String(s)) if s == "layers" => {}
         Some(Value::Array(a)) if a.iter().all(|s| s == "layers") => {}
         other => {
-            return refuse(
-                format!("layers_pattern {} is not supported", shown(other)),
-                "give an adapter on 'layers'",
-            );
+            return refuse(format!("layers_pattern {} is not supported", shown(other)), "give an adapter on 'layers'");
         }
     }
     match map.get("bias") {
@@ -316,11 +275,7 @@ fn check_features(map: &Map<String, Value>) -> std::result::Result<(), Refusal> 
         };
         if !neutral && !READ.contains(&key.as_str()) && !HARMLESS.contains(&key.as_str()) {
             return refuse(
-                format!(
-                    "{} = {} is a feature this version doesn't have",
-                    clean(key),
-                    shown(Some(value))
-                ),
+                format!("{} = {} is a feature this version doesn't have", clean(key), shown(Some(value))),
                 "give a plain LoRA adapter",
             );
         }
@@ -334,26 +289,13 @@ fn targets(map: &Map<String, Value>) -> std::result::Result<(Vec<String>, bool),
         Some(Value::Array(list)) => {
             let names: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
             let Some(names) = names else {
-                return refuse(
-                    "target_modules holds something that is no text",
-                    "give a PEFT LoRA adapter",
-                );
+                return refuse("target_modules holds something that is no text", "give a PEFT LoRA adapter");
             };
             let plain = !names.is_empty() && names.iter().all(|n| !n.contains('.'));
-            Ok((
-                if plain {
-                    names.into_iter().map(String::from).collect()
-                } else {
-                    Vec::new()
-                },
-                plain,
-            ))
+            Ok((if plain { names.into_iter().map(String::from).collect() } else { Vec::new() }, plain))
         }
         None | Some(Value::Null | Value::String(_)) => Ok((Vec::new(), false)),
-        other => refuse(
-            format!("target_modules = {}", shown(other)),
-            "give a PEFT LoRA adapter",
-        ),
+        other => refuse(format!("target_modules = {}", shown(other)), "give a PEFT LoRA adapter"),
     }
 }
 
@@ -366,10 +308,7 @@ fn layers(map: &Map<String, Value>) -> std::result::Result<Option<Vec<usize>>, R
     };
     match found {
         Some(layers) => Ok(Some(layers)),
-        None => refuse(
-            "layers_to_transform is not a list of layer numbers",
-            "give a PEFT LoRA adapter",
-        ),
+        None => refuse("layers_to_transform is not a list of layer numbers", "give a PEFT LoRA adapter"),
     }
 }
 

@@ -71,17 +71,10 @@ pub(super) fn parse(bytes: &[u8]) -> std::result::Result<Vec<AdapterTensor>, Str
             Dtype::F16 => widen(view.data(), |b: [u8; 2]| f16::from_le_bytes(b).to_f32()),
             Dtype::BF16 => widen(view.data(), |b: [u8; 2]| bf16::from_le_bytes(b).to_f32()),
             other => {
-                return Err(format!(
-                    "has '{}' as {other:?}: only F32, F16 and BF16 adapters load",
-                    clean(key)
-                ));
+                return Err(format!("has '{}' as {other:?}: only F32, F16 and BF16 adapters load", clean(key)));
             }
         };
-        tensors.push(AdapterTensor {
-            key: key.to_string(),
-            shape: view.shape().to_vec(),
-            data,
-        });
+        tensors.push(AdapterTensor { key: key.to_string(), shape: view.shape().to_vec(), data });
     }
     tensors.sort_by(|a, b| a.key.cmp(&b.key));
     Ok(tensors)
@@ -130,10 +123,7 @@ enum Half {
 fn split(key: &str) -> std::result::Result<(&str, usize, &str, Half), String> {
     let strange = || format!("'{}' is not a key of a plain PEFT LoRA adapter", clean(key));
     if key.contains("lora_magnitude_vector") {
-        return Err(format!(
-            "'{}' belongs to DoRA, which this version doesn't have",
-            clean(key)
-        ));
+        return Err(format!("'{}' belongs to DoRA, which this version doesn't have", clean(key)));
     }
     let rest = key.strip_prefix("base_model.model.").ok_or_else(strange)?;
     let (module, half) = if let Some(m) = rest.strip_suffix(".lora_A.weight") {
@@ -149,19 +139,12 @@ fn split(key: &str) -> std::result::Result<(&str, usize, &str, Half), String> {
     if layer.to_string() != number || !(head.is_empty() || head.ends_with('.')) {
         return Err(strange());
     }
-    let target = path
-        .rsplit('.')
-        .next()
-        .filter(|t| !t.is_empty())
-        .ok_or_else(strange)?;
+    let target = path.rsplit('.').next().filter(|t| !t.is_empty()).ok_or_else(strange)?;
     Ok((module, layer, target, half))
 }
 
 /// Fills in the targets and layers that a pattern left open, from the tensor names.
-pub(super) fn settle_targets(
-    stated: Stated,
-    tensors: &[AdapterTensor],
-) -> std::result::Result<AdapterConfig, String> {
+pub(super) fn settle_targets(stated: Stated, tensors: &[AdapterTensor]) -> std::result::Result<AdapterConfig, String> {
     let mut config = stated.config;
     if !stated.plain_targets {
         let (mut targets, mut layers) = (BTreeSet::new(), BTreeSet::new());
@@ -171,9 +154,7 @@ pub(super) fn settle_targets(
             layers.insert(layer);
         }
         config.target_modules = targets.into_iter().collect();
-        config
-            .layers_to_transform
-            .get_or_insert(layers.into_iter().collect());
+        config.layers_to_transform.get_or_insert(layers.into_iter().collect());
     }
     Ok(config)
 }
@@ -201,27 +182,17 @@ pub(super) fn check(config: &AdapterConfig, tensors: &[AdapterTensor]) -> std::r
     let wanted: BTreeSet<&str> = config.target_modules.iter().map(String::as_str).collect();
     for (layer, found) in &layers {
         if let Some(t) = wanted.difference(found).next() {
-            return Err(format!(
-                "layer {layer} has no '{}', which target_modules names",
-                clean(t)
-            ));
+            return Err(format!("layer {layer} has no '{}', which target_modules names", clean(t)));
         }
         if let Some(t) = found.difference(&wanted).next() {
-            return Err(format!(
-                "layer {layer} has '{}', which target_modules doesn't name",
-                clean(t)
-            ));
+            return Err(format!("layer {layer} has '{}', which target_modules doesn't name", clean(t)));
         }
     }
     if let Some(stated) = &config.layers_to_transform {
         let stated: BTreeSet<usize> = stated.iter().copied().collect();
         let found: BTreeSet<usize> = layers.keys().copied().collect();
         if let Some(l) = stated.symmetric_difference(&found).next() {
-            let what = if stated.contains(l) {
-                "has no tensors"
-            } else {
-                "is not in layers_to_transform"
-            };
+            let what = if stated.contains(l) { "has no tensors" } else { "is not in layers_to_transform" };
             return Err(format!("layer {l} {what}"));
         }
     }
@@ -232,20 +203,11 @@ fn check_tensor(r: usize, t: &AdapterTensor, half: Half) -> std::result::Result<
     let rank_dim = if half == Half::A { 0 } else { 1 };
     let fits = t.shape.len() == 2 && t.shape[rank_dim] == r && !t.shape.contains(&0);
     if !fits {
-        let want = if half == Half::A {
-            format!("[{r}, in]")
-        } else {
-            format!("[out, {r}]")
-        };
+        let want = if half == Half::A { format!("[{r}, in]") } else { format!("[out, {r}]") };
         return Err(format!("'{}' has shape {:?}, not {want}", clean(&t.key), t.shape));
     }
     if t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(t.data.len()) {
-        return Err(format!(
-            "'{}' has {} values for shape {:?}",
-            clean(&t.key),
-            t.data.len(),
-            t.shape
-        ));
+        return Err(format!("'{}' has {} values for shape {:?}", clean(&t.key), t.data.len(), t.shape));
     }
     match t.data.iter().find(|x| !x.is_finite()) {
         Some(x) => Err(format!("'{}' holds {x}", clean(&t.key))),

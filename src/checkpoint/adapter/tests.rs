@@ -7,9 +7,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/golden/llama_untied")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/llama_untied").join(name)
 }
 
 fn config() -> AdapterConfig {
@@ -67,21 +65,13 @@ fn refusal(dir: &Path) -> String {
 #[test]
 fn case_ex_01_names_shapes_and_files_are_pefts() {
     let dir = written(&config(), &tensors(4));
-    let mut names: Vec<String> = fs::read_dir(dir.path())
-        .unwrap()
-        .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(
-        names,
-        ["README.md", "adapter_config.json", "adapter_model.safetensors"]
-    );
+    assert_eq!(names, ["README.md", "adapter_config.json", "adapter_model.safetensors"]);
     let bytes = fs::read(dir.path().join(TENSORS_FILE)).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let mut keys: Vec<(String, Vec<usize>)> = file
-        .iter()
-        .map(|(k, v)| (k.to_string(), v.shape().to_vec()))
-        .collect();
+    let mut keys: Vec<(String, Vec<usize>)> = file.iter().map(|(k, v)| (k.to_string(), v.shape().to_vec())).collect();
     keys.sort();
     let want: Vec<(String, Vec<usize>)> = (0..2)
         .flat_map(|n| {
@@ -104,23 +94,15 @@ fn case_ex_01_names_shapes_and_files_are_pefts() {
 
 #[test]
 fn case_ex_01_adapters_that_peft_saved_load_and_rewrite_byte_for_byte() {
-    for (name, r, alpha, scale, targets) in [
-        ("peft_adapter", 4, 8.0, 2.0, 7),
-        ("peft_rslora", 16, 16.0, 4.0, 2),
-    ] {
+    for (name, r, alpha, scale, targets) in [("peft_adapter", 4, 8.0, 2.0, 7), ("peft_rslora", 16, 16.0, 4.0, 2)] {
         let (config, tensors) = read(&golden(name)).unwrap();
-        assert_eq!(
-            (config.r, config.lora_alpha, config.scale()),
-            (r, alpha, scale),
-            "{name}"
-        );
+        assert_eq!((config.r, config.lora_alpha, config.scale()), (r, alpha, scale), "{name}");
         assert_eq!(config.target_modules.len(), targets);
         assert_eq!(tensors.len(), 2 * 2 * targets);
         assert_eq!(config.base_model_name_or_path, "llama_untied");
         let dir = written(&config, &tensors);
         assert!(
-            fs::read(dir.path().join(TENSORS_FILE)).unwrap()
-                == fs::read(golden(name).join(TENSORS_FILE)).unwrap(),
+            fs::read(dir.path().join(TENSORS_FILE)).unwrap() == fs::read(golden(name).join(TENSORS_FILE)).unwrap(),
             "{name}: the tensors file changed"
         );
         let theirs = json_of(&golden(name));
@@ -132,15 +114,9 @@ fn case_ex_01_adapters_that_peft_saved_load_and_rewrite_byte_for_byte() {
 
 #[test]
 fn case_ex_03_config_holds_only_keys_that_old_and_new_peft_know() {
-    let fields: Value =
-        serde_json::from_str(include_str!("../../../tests/reference/lora_config_fields.json")).unwrap();
+    let fields: Value = serde_json::from_str(include_str!("../../../tests/reference/lora_config_fields.json")).unwrap();
     let known = |version: &str| -> BTreeSet<&str> {
-        fields[version]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|v| v.as_str().unwrap())
-            .collect()
+        fields[version].as_array().unwrap().iter().map(|v| v.as_str().unwrap()).collect()
     };
     let stable: BTreeSet<&str> = [
         "peft_type",
@@ -159,11 +135,7 @@ fn case_ex_03_config_holds_only_keys_that_old_and_new_peft_know() {
     let plain = to_peft(&config());
     let keys: BTreeSet<&str> = plain.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(keys, stable);
-    assert_eq!(
-        plain["lora_alpha"].to_string(),
-        "8",
-        "whole alphas are integers for old readers"
-    );
+    assert_eq!(plain["lora_alpha"].to_string(), "8", "whole alphas are integers for old readers");
     let everything = to_peft(&AdapterConfig {
         revision: Some("abc".into()),
         use_rslora: true,
@@ -175,21 +147,11 @@ fn case_ex_03_config_holds_only_keys_that_old_and_new_peft_know() {
     for (version, with_rslora) in [("0.6.0", false), ("0.11.1", true), ("0.21.2", true)] {
         let known = known(version);
         for key in everything.as_object().unwrap().keys() {
-            assert!(
-                known.contains(key.as_str()) || (key == "use_rslora" && !with_rslora),
-                "{version} rejects {key}"
-            );
+            assert!(known.contains(key.as_str()) || (key == "use_rslora" && !with_rslora), "{version} rejects {key}");
         }
         assert!(keys.is_subset(&known), "{version}");
     }
-    let nan = write(
-        Path::new("unused"),
-        &AdapterConfig {
-            lora_alpha: f64::NAN,
-            ..config()
-        },
-        &tensors(4),
-    );
+    let nan = write(Path::new("unused"), &AdapterConfig { lora_alpha: f64::NAN, ..config() }, &tensors(4));
     assert!(nan.unwrap_err().to_string().contains("lora_alpha"));
 }
 
@@ -198,17 +160,11 @@ fn case_ex_04_base_name_is_public_and_never_null() {
     let named = |p: &str| base_name(None, None, None, Path::new(p));
     assert_eq!(named("/tmp/T0"), ("T0".into(), None));
     assert_eq!(named("/tmp/mes modèles/T0 é"), ("T0 é".into(), None));
-    assert_eq!(
-        named("/data/hub/models--org--name/snapshots/0a1b2c"),
-        ("org/name".into(), Some("0a1b2c".into()))
-    );
+    assert_eq!(named("/data/hub/models--org--name/snapshots/0a1b2c"), ("org/name".into(), Some("0a1b2c".into())));
     assert_eq!(named("/").0, "local-base");
     let hub = base_name(None, Some("org/name"), Some("0a1b2c"), Path::new("/x/y"));
     assert_eq!(hub, ("org/name".into(), Some("0a1b2c".into())));
-    assert_eq!(
-        base_name(Some("me/pub"), Some("org/name"), Some("1"), Path::new("/x")),
-        ("me/pub".into(), None)
-    );
+    assert_eq!(base_name(Some("me/pub"), Some("org/name"), Some("1"), Path::new("/x")), ("me/pub".into(), None));
     // Whatever the caller put there, no local path is written.
     for (given, want) in [
         ("/tmp/T0", "T0"),
@@ -220,18 +176,8 @@ fn case_ex_04_base_name_is_public_and_never_null() {
         ("org/name", "org/name"),
         ("a\"b: c\n", "a\"b: c"),
     ] {
-        let dir = written(
-            &AdapterConfig {
-                base_model_name_or_path: given.into(),
-                ..config()
-            },
-            &tensors(4),
-        );
-        assert_eq!(
-            json_of(dir.path())["base_model_name_or_path"],
-            json!(want),
-            "{given}"
-        );
+        let dir = written(&AdapterConfig { base_model_name_or_path: given.into(), ..config() }, &tensors(4));
+        assert_eq!(json_of(dir.path())["base_model_name_or_path"], json!(want), "{given}");
         let card = fs::read_to_string(dir.path().join(CARD_FILE)).unwrap();
         assert!(!card.contains("/tmp/") && !card.contains("mes mod"), "{card}");
         assert_eq!(front_matter(&card)["base_model"], json!([want]));
@@ -247,11 +193,7 @@ fn front_matter(card: &str) -> Value {
         if text.starts_with('"') {
             return serde_json::from_str(text).unwrap();
         }
-        assert!(
-            text.chars()
-                .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_'),
-            "unquoted: {text}"
-        );
+        assert!(text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_'), "unquoted: {text}");
         json!(text)
     };
     let mut out = json!({});
@@ -262,11 +204,7 @@ fn front_matter(card: &str) -> Value {
         } else {
             let (k, v) = line.split_once(':').unwrap();
             key = k.to_string();
-            out[&key] = if v.is_empty() {
-                json!([])
-            } else {
-                json!([scalar(v.trim())])
-            };
+            out[&key] = if v.is_empty() { json!([]) } else { json!([scalar(v.trim())]) };
         }
     }
     out
@@ -278,22 +216,9 @@ fn case_ex_05_format_pt_aligned_sorted_and_readable() {
     let bytes = fs::read(dir.path().join(TENSORS_FILE)).unwrap();
     let (n, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!((n + 8) % 8, 0);
-    assert_eq!(
-        metadata
-            .metadata()
-            .as_ref()
-            .unwrap()
-            .get("format")
-            .map(String::as_str),
-        Some("pt")
-    );
+    assert_eq!(metadata.metadata().as_ref().unwrap().get("format").map(String::as_str), Some("pt"));
     let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-    let keys: Vec<&String> = header
-        .as_object()
-        .unwrap()
-        .keys()
-        .filter(|k| *k != "__metadata__")
-        .collect();
+    let keys: Vec<&String> = header.as_object().unwrap().keys().filter(|k| *k != "__metadata__").collect();
     let mut by_offset = keys.clone();
     by_offset.sort_by_key(|k| header[k.as_str()]["data_offsets"][0].as_u64());
     assert_eq!(keys, by_offset);
@@ -302,20 +227,12 @@ fn case_ex_05_format_pt_aligned_sorted_and_readable() {
 
 #[test]
 fn case_ex_06_the_factor_is_recorded_and_can_be_baked_in() {
-    let rs = AdapterConfig {
-        r: 16,
-        lora_alpha: 16.0,
-        use_rslora: true,
-        ..config()
-    };
+    let rs = AdapterConfig { r: 16, lora_alpha: 16.0, use_rslora: true, ..config() };
     assert_eq!(rs.scale(), 4.0);
     let dir = written(&rs, &tensors(16));
     assert_eq!(json_of(dir.path())["use_rslora"], json!(true));
     let plain = rs.without_rslora();
-    assert_eq!(
-        (plain.lora_alpha, plain.use_rslora, plain.scale()),
-        (64.0, false, 4.0)
-    );
+    assert_eq!((plain.lora_alpha, plain.use_rslora, plain.scale()), (64.0, false, 4.0));
     assert_eq!(to_peft(&plain).get("use_rslora"), None);
     assert_eq!(config().without_rslora(), config());
 }
@@ -331,27 +248,16 @@ fn case_ex_09_foreign_and_unknown_formats_are_refused_by_their_config() {
         r#"{"fine_tune_type":"lora","num_layers":2,"lora_parameters":{"rank":64,"scale":20.0}}"#,
     )
     .unwrap();
-    assert!(
-        refusal(dir.path()).contains("mlx adapter"),
-        "{}",
-        refusal(dir.path())
-    );
+    assert!(refusal(dir.path()).contains("mlx adapter"), "{}", refusal(dir.path()));
     for (json, why) in [
-        (
-            r#"{"architectures":["LlamaForCausalLM"],"r":4}"#,
-            "base model's config",
-        ),
+        (r#"{"architectures":["LlamaForCausalLM"],"r":4}"#, "base model's config"),
         (r#"{"r":4,"lora_alpha":8}"#, "format is not known"),
         (r#"{"peft_type":"IA3"}"#, "IA3"),
         ("[1]", "JSON object"),
         (r#"{"peft_type":"LORA","r":4,"lora_alpha":NaN}"#, "not valid JSON"),
     ] {
         fs::write(dir.path().join(CONFIG_FILE), json).unwrap();
-        assert!(
-            refusal(dir.path()).contains(why),
-            "{json}: {}",
-            refusal(dir.path())
-        );
+        assert!(refusal(dir.path()).contains(why), "{json}: {}", refusal(dir.path()));
     }
 }
 
@@ -379,19 +285,11 @@ fn peft_features_that_would_be_lost_are_refused_by_name() {
     ] {
         let dir = with_config(|c| c[key] = value.clone());
         let text = refusal(dir.path());
-        let shown = if key.starts_with("layers_to") {
-            "layer 1"
-        } else {
-            key
-        };
+        let shown = if key.starts_with("layers_to") { "layer 1" } else { key };
         assert!(text.contains(shown), "{key} = {value}: {text}");
     }
     // Every default of the newest PEFT is fine, and so are patterns that the tensor names resolve.
-    for targets in [
-        json!("all-linear"),
-        json!(["model.layers.0.self_attn.q_proj"]),
-        json!(r".*\.(q|v)_proj"),
-    ] {
+    for targets in [json!("all-linear"), json!(["model.layers.0.self_attn.q_proj"]), json!(r".*\.(q|v)_proj")] {
         let dir = with_config(|c| c["target_modules"] = targets.clone());
         let (config, _) = read(dir.path()).unwrap();
         assert_eq!(config.target_modules, ["q_proj", "v_proj"], "{targets}");
@@ -412,10 +310,7 @@ fn damaged_tensor_files_say_what_is_wrong() {
     try_bytes(b"", "0 bytes long");
     try_bytes(&good[..good.len() - 1], "damaged");
     try_bytes(&u64::MAX.to_le_bytes(), "cut off or damaged");
-    try_bytes(
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
-        "Git-LFS",
-    );
+    try_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "Git-LFS");
     let twice = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     let mut bytes = (twice.len() as u64).to_le_bytes().to_vec();
     bytes.extend(twice);
@@ -427,27 +322,15 @@ fn damaged_tensor_files_say_what_is_wrong() {
         try_bytes(&tensors::encode(&t).unwrap(), why);
         let other = tempfile::tempdir().unwrap();
         let e = write(other.path(), &config(), &t).unwrap_err().to_string();
-        assert!(
-            e.contains(why) && fs::read_dir(other.path()).unwrap().count() == 0,
-            "{e}"
-        );
+        assert!(e.contains(why) && fs::read_dir(other.path()).unwrap().count() == 0, "{e}");
     };
     add_tensor(&|t| t.truncate(7), "has no lora_B");
     add_tensor(&|t| t.clear(), "no tensors");
     add_tensor(&|t| t[0].data[3] = f32::NAN, "holds NaN");
     add_tensor(&|t| t[0].shape = vec![64, 4], "not [4, in]");
-    add_tensor(
-        &|t| t[0].key = t[0].key.replace("lora_A.weight", "lora_A.default.weight"),
-        "not a key",
-    );
-    add_tensor(
-        &|t| t[0].key = t[0].key.replace("base_model.model.model", "base_model.model"),
-        "has no lora",
-    );
-    add_tensor(
-        &|t| t[0].key = "base_model.model.lm_head.lora_A.weight".into(),
-        "not a key",
-    );
+    add_tensor(&|t| t[0].key = t[0].key.replace("lora_A.weight", "lora_A.default.weight"), "not a key");
+    add_tensor(&|t| t[0].key = t[0].key.replace("base_model.model.model", "base_model.model"), "has no lora");
+    add_tensor(&|t| t[0].key = "base_model.model.lm_head.lora_A.weight".into(), "not a key");
     add_tensor(&|t| drop(t.drain(6..)), "layer 1 has no 'v_proj'");
 }
 
@@ -455,32 +338,17 @@ fn damaged_tensor_files_say_what_is_wrong() {
 fn half_precision_adapters_are_upcast() {
     let dir = written(&config(), &tensors(4));
     let as_halves = |name: &str, half: &dyn Fn(f32) -> [u8; 2]| {
-        let data: Vec<(String, Vec<usize>, Vec<u8>)> = tensors(4)
-            .into_iter()
-            .map(|t| (t.key, t.shape, t.data.iter().flat_map(|x| half(*x)).collect()))
-            .collect();
-        let dtype = if name == "F16" {
-            safetensors::Dtype::F16
-        } else {
-            safetensors::Dtype::BF16
-        };
+        let data: Vec<(String, Vec<usize>, Vec<u8>)> =
+            tensors(4).into_iter().map(|t| (t.key, t.shape, t.data.iter().flat_map(|x| half(*x)).collect())).collect();
+        let dtype = if name == "F16" { safetensors::Dtype::F16 } else { safetensors::Dtype::BF16 };
         let views: Vec<_> = data
             .iter()
-            .map(|(k, s, d)| {
-                (
-                    k.clone(),
-                    safetensors::tensor::TensorView::new(dtype, s.clone(), d).unwrap(),
-                )
-            })
+            .map(|(k, s, d)| (k.clone(), safetensors::tensor::TensorView::new(dtype, s.clone(), d).unwrap()))
             .collect();
         safetensors::serialize(views, None).unwrap()
     };
     for (name, half, tolerance) in [
-        (
-            "F16",
-            &(|x: f32| half::f16::from_f32(x).to_le_bytes()) as &dyn Fn(f32) -> [u8; 2],
-            5e-4,
-        ),
+        ("F16", &(|x: f32| half::f16::from_f32(x).to_le_bytes()) as &dyn Fn(f32) -> [u8; 2], 5e-4),
         ("BF16", &|x: f32| half::bf16::from_f32(x).to_le_bytes(), 4e-3),
     ] {
         fs::write(dir.path().join(TENSORS_FILE), as_halves(name, half)).unwrap();
@@ -489,14 +357,7 @@ fn half_precision_adapters_are_upcast() {
         want.sort_by(|a, b| a.key.cmp(&b.key));
         for (g, w) in got.iter().zip(&want) {
             assert_eq!(g.key, w.key);
-            assert!(
-                g.data
-                    .iter()
-                    .zip(&w.data)
-                    .all(|(a, b)| (a - b).abs() <= tolerance),
-                "{name} {}",
-                g.key
-            );
+            assert!(g.data.iter().zip(&w.data).all(|(a, b)| (a - b).abs() <= tolerance), "{name} {}", g.key);
         }
     }
 }
@@ -504,10 +365,7 @@ fn half_precision_adapters_are_upcast() {
 #[test]
 fn a_new_config_never_stands_beside_old_tensors() {
     let dir = written(&config(), &tensors(4));
-    let other = AdapterConfig {
-        lora_alpha: 99.0,
-        ..config()
-    };
+    let other = AdapterConfig { lora_alpha: 99.0, ..config() };
     // The tensors' place is taken by a folder, so the write fails half-way.
     fs::remove_file(dir.path().join(TENSORS_FILE)).unwrap();
     fs::create_dir(dir.path().join(TENSORS_FILE)).unwrap();

@@ -33,10 +33,7 @@ pub struct Array<'a> {
 impl<'a> Array<'a> {
     /// Calls `f` with each place and element.
     pub(super) fn each(&self, mut f: impl FnMut(u64, Value<'a>) -> Parsed<()>) -> Parsed<()> {
-        let mut at = Cursor {
-            bytes: self.bytes,
-            at: 0,
-        };
+        let mut at = Cursor { bytes: self.bytes, at: 0 };
         (0..self.count).try_for_each(|i| f(i, at.value(self.kind)?))
     }
 }
@@ -51,21 +48,13 @@ impl<'a> Cursor<'a> {
     pub(super) fn take(&mut self, n: u64) -> Parsed<&'a [u8]> {
         let left = self.bytes.len() - self.at;
         let n = usize::try_from(n).ok().filter(|n| *n <= left);
-        let n = n.ok_or_else(|| {
-            format!(
-                "truncated: it ends inside its own description (at byte {})",
-                self.at
-            )
-        })?;
+        let n = n.ok_or_else(|| format!("truncated: it ends inside its own description (at byte {})", self.at))?;
         let out = &self.bytes[self.at..self.at + n];
         self.at += n;
         Ok(out)
     }
     fn array<const N: usize>(&mut self) -> Parsed<[u8; N]> {
-        Ok(self
-            .take(N as u64)?
-            .try_into()
-            .expect("take returns what was asked for"))
+        Ok(self.take(N as u64)?.try_into().expect("take returns what was asked for"))
     }
     pub(super) fn u32(&mut self) -> Parsed<u32> {
         self.array().map(u32::from_le_bytes)
@@ -115,11 +104,7 @@ impl<'a> Cursor<'a> {
                         self.take(count.checked_mul(each).ok_or("a list past 64 bits")?)?;
                     }
                 }
-                Value::Array(Array {
-                    kind,
-                    count,
-                    bytes: &self.bytes[start..self.at],
-                })
+                Value::Array(Array { kind, count, bytes: &self.bytes[start..self.at] })
             }
             10 => Value::Int(i128::from(self.u64()?)),
             11 => Value::Int(i128::from(i64::from_le_bytes(self.array()?))),

@@ -65,10 +65,7 @@ mod tests {
     #[test]
     fn floats_decode_to_themselves() {
         assert_eq!(decoded(Quant::F32, &[0, 0, 128, 63, 0, 0, 0, 192]), [1.0, -2.0]);
-        assert_eq!(
-            decoded(Quant::F16, &[0x00, 0x3c, 0x01, 0x00]),
-            [1.0, 5.960_464_5e-8]
-        );
+        assert_eq!(decoded(Quant::F16, &[0x00, 0x3c, 0x01, 0x00]), [1.0, 5.960_464_5e-8]);
         assert_eq!(decoded(Quant::Bf16, &[0x80, 0x3f, 0x49, 0xc0]), [1.0, -3.140_625]);
     }
 
@@ -81,10 +78,7 @@ mod tests {
         assert_eq!((q4_0[0], q4_0[1], q4_0[15]), (-4.0, -3.5, 3.5));
         assert_eq!((q4_0[16], q4_0[17], q4_0[31]), (3.5, 3.0, -4.0));
         // d = 0.5, m = -2.
-        let q4_1 = decoded(
-            Quant::Q4_1,
-            &[&[0x00, 0x38, 0x00, 0xc0], packed.as_slice()].concat(),
-        );
+        let q4_1 = decoded(Quant::Q4_1, &[&[0x00, 0x38, 0x00, 0xc0], packed.as_slice()].concat());
         assert_eq!((q4_1[0], q4_1[1], q4_1[15]), (-2.0, -1.5, 5.5));
         assert_eq!((q4_1[16], q4_1[31]), (5.5, -2.0));
     }
@@ -101,12 +95,7 @@ mod tests {
     fn rounding_to_half_is_to_nearest_even_and_overflow_is_refused() {
         let (mut scratch, mut out) = (Vec::new(), Vec::new());
         // 1 + 2^-11 lies half-way between two halves; so does 1 + 3·2^-11.
-        to_f16(
-            &[1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 65_504.0],
-            &mut scratch,
-            &mut out,
-        )
-        .unwrap();
+        to_f16(&[1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 65_504.0], &mut scratch, &mut out).unwrap();
         assert_eq!(out, [0x00, 0x3c, 0x02, 0x3c, 0xff, 0x7b]);
         assert_eq!(to_f16(&[1.0, 1e6], &mut scratch, &mut out), Err(1));
         assert_eq!(to_f16(&[f32::NAN], &mut scratch, &mut out), Err(0));

@@ -32,11 +32,7 @@ pub fn import(gguf: &Path, to: &Path, progress: &mut dyn FnMut(Stage)) -> Result
     refuse_taken(to)?;
     let (file, meta) = open_regular(gguf)?;
     if meta.len() < 24 {
-        return Err(Error::checkpoint(format!(
-            "{} is {} bytes long, too short for a GGUF",
-            shown(gguf),
-            meta.len()
-        )));
+        return Err(Error::checkpoint(format!("{} is {} bytes long, too short for a GGUF", shown(gguf), meta.len())));
     }
     // SAFETY: the map is read-only and private to this call, and every access is inside the length just read. A file
     // cut short by someone else while it is being imported would raise SIGBUS; the user starts an import on a file
@@ -48,16 +44,12 @@ pub fn import(gguf: &Path, to: &Path, progress: &mut dyn FnMut(Stage)) -> Result
     let tokenizer = tokenizer::build(&parsed, model.context).map_err(fail)?;
 
     let temp = TempFolder::create(to)?;
-    let json =
-        |name: &str, value: &Value| write::atomic(&temp.path.join(name), format!("{value:#}\n").as_bytes());
+    let json = |name: &str, value: &Value| write::atomic(&temp.path.join(name), format!("{value:#}\n").as_bytes());
     json("config.json", &model.config(&tokenizer.ids))?;
     json("generation_config.json", &generation_config(&tokenizer.ids))?;
     json("tokenizer_config.json", &tokenizer.config)?;
     json("special_tokens_map.json", &tokenizer.special_map)?;
-    write::atomic(
-        &temp.path.join("tokenizer.json"),
-        tokenizer.tokenizer.to_string().as_bytes(),
-    )?;
+    write::atomic(&temp.path.join("tokenizer.json"), tokenizer.tokenizer.to_string().as_bytes())?;
     write_weights(&parsed, &model, &temp.path.join(super::index::SINGLE), progress)?;
     // What was written must open: shapes, names, tokenizer size. A bug or a strange file shows here, not in training.
     super::open(&temp.path)?;
@@ -95,19 +87,11 @@ fn generation_config(ids: &tokenizer::Ids) -> Value {
 }
 
 fn write_weights(gguf: &Gguf, model: &Model, path: &Path, progress: &mut dyn FnMut(Stage)) -> Result<()> {
-    let declared: Vec<Declared> = model
-        .sources
-        .iter()
-        .map(|s| Declared::new(s.name.as_str(), Dtype::F16, &s.shape))
-        .collect();
+    let declared: Vec<Declared> =
+        model.sources.iter().map(|s| Declared::new(s.name.as_str(), Dtype::F16, &s.shape)).collect();
     let total: u64 = declared.iter().map(|d| 2 * d.shape.iter().product::<u64>()).sum();
     let mut report = |done: u64| {
-        progress(Stage {
-            name: "importing weights".into(),
-            done,
-            total,
-            unit: "bytes".into(),
-        });
+        progress(Stage { name: "importing weights".into(), done, total, unit: "bytes".into() });
     };
     let mut out = SafetensorsFile::create(path, &declared, &[])?;
     let mut done = 0;
@@ -155,13 +139,8 @@ struct TempFolder {
 
 impl TempFolder {
     fn create(to: &Path) -> Result<TempFolder> {
-        let name = to
-            .file_name()
-            .ok_or_else(|| Error::usage(format!("{} is not a folder name", shown(to))))?;
-        let parent = to
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
+        let name = to.file_name().ok_or_else(|| Error::usage(format!("{} is not a folder name", shown(to))))?;
+        let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
         let prefix = format!(".{}.importing-", name.to_string_lossy());
         sweep(parent, &prefix);
@@ -174,11 +153,7 @@ impl TempFolder {
         write::sync_dir(&self.path)?;
         std::fs::rename(&self.path, to).map_err(|e| Error::io("create", to, e))?;
         self.kept = true;
-        write::sync_dir(
-            to.parent()
-                .filter(|p| !p.as_os_str().is_empty())
-                .unwrap_or(Path::new(".")),
-        )
+        write::sync_dir(to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
     }
 }
 

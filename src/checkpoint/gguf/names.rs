@@ -71,18 +71,14 @@ struct Numbers {
 pub fn model(gguf: &Gguf) -> Parsed<Model> {
     let arch = gguf.text("general.architecture")?.unwrap_or("(none)");
     if !["llama", "qwen2", "qwen3"].contains(&arch) {
-        return Err(format!(
-            "architecture '{}' is not supported; supported: llama, qwen2, qwen3",
-            clean(arch)
-        ));
+        return Err(format!("architecture '{}' is not supported; supported: llama, qwen2, qwen3", clean(arch)));
     }
     let key = |k: &str| format!("{arch}.{k}");
     let count = |k: &str| -> Parsed<Option<usize>> {
         let key = key(k);
         let Some(n) = gguf.int(&key)? else { return Ok(None) };
         let n = u32::try_from(n).ok().filter(|n| (1..1 << 30).contains(n));
-        n.map(|n| Some(n as usize))
-            .ok_or_else(|| format!("metadata '{key}' is out of range"))
+        n.map(|n| Some(n as usize)).ok_or_else(|| format!("metadata '{key}' is out of range"))
     };
     let need = |k: &str| count(k)?.ok_or_else(|| format!("metadata '{}' is missing", key(k)));
     if gguf.int(&key("expert_count"))?.is_some_and(|n| n > 0) {
@@ -98,15 +94,9 @@ pub fn model(gguf: &Gguf) -> Parsed<Model> {
     if head_dim % 2 != 0 {
         return Err(format!("heads of odd width {head_dim}"));
     }
-    for (k, whole) in [
-        ("rope.dimension_count", head_dim),
-        ("attention.value_length", head_dim),
-    ] {
+    for (k, whole) in [("rope.dimension_count", head_dim), ("attention.value_length", head_dim)] {
         if count(k)?.is_some_and(|n| n != whole) {
-            return Err(format!(
-                "metadata '{}' is not the head width {whole}: not supported",
-                key(k)
-            ));
+            return Err(format!("metadata '{}' is not the head width {whole}: not supported", key(k)));
         }
     }
     let find = |name: &str| gguf.tensors.iter().position(|t| t.name == name);
@@ -119,10 +109,7 @@ pub fn model(gguf: &Gguf) -> Parsed<Model> {
         kv_heads,
         head_dim,
         // Stored as f32; three digits give back what the model's own config says.
-        eps: three_digits(
-            gguf.float(&key("attention.layer_norm_rms_epsilon"))?
-                .unwrap_or(1e-6),
-        ),
+        eps: three_digits(gguf.float(&key("attention.layer_norm_rms_epsilon"))?.unwrap_or(1e-6)),
         theta: gguf.float(&key("rope.freq_base"))?.unwrap_or(10_000.0),
         vocab: gguf.tensors[embed].dims.get(1).copied().unwrap_or(0),
     };
@@ -166,11 +153,7 @@ impl Model {
             set("attention_bias", self.qkv_bias.into());
         }
         set("attention_dropout", json!(0.0));
-        for (key, id) in [
-            ("bos_token_id", ids.bos),
-            ("eos_token_id", ids.eos),
-            ("pad_token_id", ids.pad),
-        ] {
+        for (key, id) in [("bos_token_id", ids.bos), ("eos_token_id", ids.eos), ("pad_token_id", ids.pad)] {
             if let Some(id) = id {
                 set(key, id.into());
             }
@@ -218,19 +201,10 @@ fn source(t: &Tensor, index: usize, arch: &str, n: &Numbers) -> Parsed<Source> {
         && rows.is_multiple_of((2 * permuted_heads as u64).max(1))
         && (t.dims.len() > 1 || t.kind.block().0 == 1);
     if permuted_heads > 0 && !splits {
-        return Err(format!(
-            "tensor '{}' has {rows} rows, which {permuted_heads} heads can't share",
-            clean(&t.name)
-        ));
+        return Err(format!("tensor '{}' has {rows} rows, which {permuted_heads} heads can't share", clean(&t.name)));
     }
     let rows = usize::try_from(rows).map_err(|_| format!("tensor '{}' has {rows} rows", clean(&t.name)))?;
-    Ok(Source {
-        name,
-        shape,
-        tensor: index,
-        rows,
-        permuted_heads,
-    })
+    Ok(Source { name, shape, tensor: index, rows, permuted_heads })
 }
 
 /// Hugging Face's name and the permuted heads of `blk.N.part.weight` or `.bias`.
@@ -282,21 +256,10 @@ fn rope_scaling(gguf: &Gguf, arch: &str, n: &Numbers) -> Parsed<Value> {
         high_freq_factor: 4.0,
         original_max_position_embeddings: 8192.0,
     };
-    let plain = Rope {
-        theta: n.theta,
-        scaling: RopeScaling::None,
-    }
-    .inv_freq(n.head_dim);
-    let scaled = Rope {
-        theta: n.theta,
-        scaling,
-    }
-    .inv_freq(n.head_dim);
+    let plain = Rope { theta: n.theta, scaling: RopeScaling::None }.inv_freq(n.head_dim);
+    let scaled = Rope { theta: n.theta, scaling }.inv_freq(n.head_dim);
     let same = stored.len() == plain.len()
-        && stored
-            .iter()
-            .zip(plain.iter().zip(&scaled))
-            .all(|(s, (p, q))| (f64::from(*s) * q / p - 1.0).abs() < 1e-3);
+        && stored.iter().zip(plain.iter().zip(&scaled)).all(|(s, (p, q))| (f64::from(*s) * q / p - 1.0).abs() < 1e-3);
     if !same || rule != Value::Null {
         return Err("'rope_freqs.weight' does not hold Llama 3's factors: not supported".into());
     }

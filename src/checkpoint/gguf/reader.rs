@@ -78,10 +78,9 @@ impl Quant {
 /// ggml's name of a tensor type.
 fn name_of(code: u32) -> String {
     let names = [
-        "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K",
-        "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S",
-        "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16", "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8",
-        "TQ1_0", "TQ2_0",
+        "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+        "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
+        "I32", "I64", "F64", "IQ1_M", "BF16", "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0", "TQ2_0",
     ];
     let other = match code {
         39 => "MXFP4".into(),
@@ -107,26 +106,18 @@ impl<'a> Gguf<'a> {
         }
         let (n_tensors, n_meta) = (at.u64()?, at.u64()?);
         if n_tensors > MAX_ENTRIES || n_meta > MAX_ENTRIES {
-            return Err(format!(
-                "it claims {n_tensors} tensors and {n_meta} metadata entries"
-            ));
+            return Err(format!("it claims {n_tensors} tensors and {n_meta} metadata entries"));
         }
         let mut meta = HashMap::new();
         for _ in 0..n_meta {
             let key = at.name()?;
             let kind = at.u32()?;
-            let value = at
-                .value(kind)
-                .map_err(|e| format!("metadata '{}': {e}", clean(&key)))?;
+            let value = at.value(kind).map_err(|e| format!("metadata '{}': {e}", clean(&key)))?;
             if meta.insert(key.clone(), value).is_some() {
                 return Err(format!("metadata '{}' is there twice", clean(&key)));
             }
         }
-        let mut gguf = Gguf {
-            bytes,
-            meta,
-            tensors: Vec::new(),
-        };
+        let mut gguf = Gguf { bytes, meta, tensors: Vec::new() };
         if gguf.int("split.count")?.is_some_and(|n| n > 1) {
             return Err("one part of a split GGUF; merge the parts first (llama-gguf-split --merge)".into());
         }
@@ -144,16 +135,12 @@ impl<'a> Gguf<'a> {
                 return Err(format!("tensor '{shown}' has {n_dims} dimensions"));
             }
             let dims = (0..n_dims).map(|_| at.u64()).collect::<Parsed<Vec<u64>>>()?;
-            let kind = Quant::from_code(at.u32()?).map_err(|kind| {
-                format!("tensor '{shown}' has {kind}; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1")
-            })?;
+            let kind = Quant::from_code(at.u32()?)
+                .map_err(|kind| format!("tensor '{shown}' has {kind}; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1"))?;
             let offset = at.u64()?;
             let (per_block, block_bytes) = kind.block();
             if dims[0] % per_block != 0 {
-                return Err(format!(
-                    "tensor '{shown}' has rows of {}, no multiple of {per_block}",
-                    dims[0]
-                ));
+                return Err(format!("tensor '{shown}' has rows of {}, no multiple of {per_block}", dims[0]));
             }
             let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
             let len = elements.and_then(|n| (n / per_block).checked_mul(block_bytes));
@@ -161,17 +148,13 @@ impl<'a> Gguf<'a> {
             found.push((name, dims, kind, offset, len));
         }
         let align = self.int("general.alignment")?.unwrap_or(32);
-        let align = u64::try_from(align)
-            .ok()
-            .filter(|a| a.is_power_of_two() && *a <= 1 << 20);
+        let align = u64::try_from(align).ok().filter(|a| a.is_power_of_two() && *a <= 1 << 20);
         let align = align.ok_or("general.alignment is not a power of two up to 1 MiB")?;
         let data_start = (at.at as u64).next_multiple_of(align);
         let file_len = self.bytes.len() as u64;
         for (name, dims, kind, offset, len) in found {
             let start = data_start.checked_add(offset);
-            let end = start
-                .and_then(|s| s.checked_add(len))
-                .filter(|end| *end <= file_len && offset % align == 0);
+            let end = start.and_then(|s| s.checked_add(len)).filter(|end| *end <= file_len && offset % align == 0);
             let (Some(start), Some(end)) = (start, end) else {
                 return Err(format!(
                     "truncated or broken: tensor '{}' takes {len} bytes at {offset} of the data, the file has {file_len}",
@@ -179,12 +162,7 @@ impl<'a> Gguf<'a> {
                 ));
             };
             let range = usize_of(start)?..usize_of(end)?;
-            self.tensors.push(Tensor {
-                name,
-                dims,
-                kind,
-                range,
-            });
+            self.tensors.push(Tensor { name, dims, kind, range });
         }
         refuse_overlaps(&self.tensors)
     }
@@ -245,9 +223,9 @@ impl<'a> Gguf<'a> {
     pub fn text(&self, key: &str) -> Parsed<Option<&'a str>> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Str(s)) => std::str::from_utf8(s)
-                .map(Some)
-                .map_err(|_| format!("metadata '{key}' is not UTF-8 text")),
+            Some(Value::Str(s)) => {
+                std::str::from_utf8(s).map(Some).map_err(|_| format!("metadata '{key}' is not UTF-8 text"))
+            }
             Some(_) => Err(format!("metadata '{key}' is not a text")),
         }
     }
@@ -263,9 +241,7 @@ impl<'a> Gguf<'a> {
             let Value::Str(s) = v else {
                 return Err(format!("metadata '{key}' is not a list of texts"));
             };
-            out.push(
-                std::str::from_utf8(s).map_err(|_| format!("metadata '{key}': entry {i} is not UTF-8"))?,
-            );
+            out.push(std::str::from_utf8(s).map_err(|_| format!("metadata '{key}': entry {i} is not UTF-8"))?);
             Ok(())
         })?;
         Ok(out)

@@ -22,20 +22,9 @@ fn values_and_tensors_are_read() {
     assert_eq!(g.ints("list").unwrap(), [3, -1]);
     assert_eq!(g.texts("tokenizer.ggml.merges").unwrap(), ["h e"]);
     assert_eq!(g.int("absent").unwrap(), None);
-    assert!(
-        g.int("general.architecture")
-            .unwrap_err()
-            .contains("not an integer")
-    );
-    let k = g
-        .tensors
-        .iter()
-        .find(|t| t.name == "blk.0.attn_k.weight")
-        .unwrap();
-    assert_eq!(
-        (k.dims.as_slice(), k.kind, g.data(k).len()),
-        ([32, 16].as_slice(), Quant::F32, 2048)
-    );
+    assert!(g.int("general.architecture").unwrap_err().contains("not an integer"));
+    let k = g.tensors.iter().find(|t| t.name == "blk.0.attn_k.weight").unwrap();
+    assert_eq!((k.dims.as_slice(), k.kind, g.data(k).len()), ([32, 16].as_slice(), Quant::F32, 2048));
     assert_eq!(&g.data(k)[128..132], (1.0f32 / 64.0).to_le_bytes());
     // Version 2 has the same layout.
     let mut two = bytes.clone();
@@ -54,66 +43,33 @@ fn other_files_and_versions_are_told_apart() {
 
 #[test]
 fn claimed_counts_and_lengths_are_checked_before_use() {
-    let header = |tensors: u64, meta: u64| {
-        [
-            b"GGUF\x03\0\0\0".as_slice(),
-            &tensors.to_le_bytes(),
-            &meta.to_le_bytes(),
-        ]
-        .concat()
-    };
+    let header =
+        |tensors: u64, meta: u64| [b"GGUF\x03\0\0\0".as_slice(), &tensors.to_le_bytes(), &meta.to_le_bytes()].concat();
     refused(&header(u64::MAX, 0), &["18446744073709551615 tensors"]);
     refused(&header(1 << 20, 0), &["truncated"]);
     refused(&header(0, 1 << 20), &["truncated"]);
     // A key longer than the file; a list of 2^61 numbers; a text list that claims more texts than there are bytes.
-    refused(
-        &[header(0, 1), u64::MAX.to_le_bytes().to_vec()].concat(),
-        &["truncated"],
-    );
+    refused(&[header(0, 1), u64::MAX.to_le_bytes().to_vec()].concat(), &["truncated"]);
     let list = |kind: u32, n: u64| [kind.to_le_bytes().to_vec(), n.to_le_bytes().to_vec()].concat();
-    refused(
-        &Make::new().raw("k", 9, list(10, 1 << 61)).bytes(),
-        &["'k'", "past 64 bits"],
-    );
-    refused(
-        &Make::new().raw("k", 9, list(4, 1 << 40)).bytes(),
-        &["'k'", "truncated"],
-    );
-    refused(
-        &Make::new().raw("k", 9, list(8, u64::MAX)).bytes(),
-        &["'k'", "truncated"],
-    );
-    refused(
-        &Make::new().raw("k", 9, list(9, 1)).bytes(),
-        &["'k'", "list of type 9"],
-    );
-    refused(
-        &Make::new().raw("k", 77, vec![]).bytes(),
-        &["'k'", "unknown type 77"],
-    );
+    refused(&Make::new().raw("k", 9, list(10, 1 << 61)).bytes(), &["'k'", "past 64 bits"]);
+    refused(&Make::new().raw("k", 9, list(4, 1 << 40)).bytes(), &["'k'", "truncated"]);
+    refused(&Make::new().raw("k", 9, list(8, u64::MAX)).bytes(), &["'k'", "truncated"]);
+    refused(&Make::new().raw("k", 9, list(9, 1)).bytes(), &["'k'", "list of type 9"]);
+    refused(&Make::new().raw("k", 77, vec![]).bytes(), &["'k'", "unknown type 77"]);
     refused(&Make::new().raw("k", 7, vec![2]).bytes(), &["'k'", "boolean"]);
 }
 
 #[test]
 fn tensors_must_lie_in_the_file_apart_and_be_of_a_known_type() {
     let t = |kind, shape: &[u64], data| Make::new().tensor("t\u{1b}", kind, shape, data).bytes();
-    refused(
-        &t(12, &[256], vec![0; 144]),
-        &["'t\\u{1b}'", "Q4_K", "supported: F32"],
-    );
+    refused(&t(12, &[256], vec![0; 144]), &["'t\\u{1b}'", "Q4_K", "supported: F32"]);
     refused(&t(99, &[256], vec![0; 144]), &["number 99"]);
     refused(&t(3, &[2, 16], vec![0; 20]), &["rows of 16", "32"]);
-    refused(
-        &t(0, &[5], vec![0; 16]),
-        &["truncated or broken", "takes 20 bytes"],
-    );
+    refused(&t(0, &[5], vec![0; 16]), &["truncated or broken", "takes 20 bytes"]);
     refused(&t(0, &[1 << 40, 1 << 40], vec![]), &["past 64 bits"]);
     refused(&t(0, &[1, 1, 1, 1, 1], vec![0; 4]), &["5 dimensions"]);
     refused(&t(0, &[], vec![0; 4]), &["0 dimensions"]);
-    refused(
-        &Make::new().int("general.alignment", 3).bytes(),
-        &["general.alignment"],
-    );
+    refused(&Make::new().int("general.alignment", 3).bytes(), &["general.alignment"]);
     // Two tensors over the same bytes: the second's offset (the last 8 bytes of its description) is set to 0.
     let both = Make::new().f32("a", &[8], &[0.0; 8]).f32("b", &[8], &[0.0; 8]);
     let mut bytes = both.bytes();

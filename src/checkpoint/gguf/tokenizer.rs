@@ -16,7 +16,8 @@ const UNUSED: i64 = 5;
 /// The splitting rule of Llama 3's own `tokenizer.json`.
 const LLAMA3_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The splitting rule of Qwen 2's and 3's own `tokenizer.json`.
-const QWEN2_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2_SPLIT: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The tokenizer's files.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,18 +53,12 @@ pub struct Ids {
 pub fn build(gguf: &Gguf, max_length: usize) -> Parsed<Files> {
     let model = gguf.text("tokenizer.ggml.model")?.unwrap_or("(none)");
     if model != "gpt2" {
-        return Err(format!(
-            "tokenizer '{}' is not supported; supported: gpt2 (byte-level BPE)",
-            clean(model)
-        ));
+        return Err(format!("tokenizer '{}' is not supported; supported: gpt2 (byte-level BPE)", clean(model)));
     }
     let pre = gguf.text("tokenizer.ggml.pre")?.unwrap_or("default");
     let rule = rule(pre).ok_or_else(|| {
         let known = "smollm, llama-bpe, qwen2, gpt-2, default";
-        format!(
-            "pre-tokenizer '{}' is not supported; supported: {known}",
-            clean(pre)
-        )
+        format!("pre-tokenizer '{}' is not supported; supported: {known}", clean(pre))
     })?;
     let tokens = gguf.texts("tokenizer.ggml.tokens")?;
     let types = match gguf.get("tokenizer.ggml.token_type") {
@@ -100,12 +95,9 @@ pub fn build(gguf: &Gguf, max_length: usize) -> Parsed<Files> {
     let mut special_map = Map::new();
     let additional: Vec<&str> = [ids.bos, ids.eos].into_iter().filter_map(token).collect();
     special_map.insert("additional_special_tokens".into(), json!(additional));
-    for (key, id) in [
-        ("bos_token", ids.bos),
-        ("eos_token", ids.eos),
-        ("pad_token", ids.pad),
-        ("unk_token", ids.unknown),
-    ] {
+    for (key, id) in
+        [("bos_token", ids.bos), ("eos_token", ids.eos), ("pad_token", ids.pad), ("unk_token", ids.unknown)]
+    {
         if let Some(text) = token(id) {
             special_map.insert(key.into(), text.into());
         }
@@ -118,12 +110,7 @@ pub fn build(gguf: &Gguf, max_length: usize) -> Parsed<Files> {
     config.insert("clean_up_tokenization_spaces".into(), false.into());
     config.insert("model_max_length".into(), max_length.into());
     config.insert("tokenizer_class".into(), rule.class.into());
-    Ok(Files {
-        tokenizer,
-        config: config.into(),
-        special_map: special_map.into(),
-        ids,
-    })
+    Ok(Files { tokenizer, config: config.into(), special_map: special_map.into(), ids })
 }
 
 struct Rule {
@@ -138,7 +125,8 @@ struct Rule {
 
 fn rule(pre: &str) -> Option<Rule> {
     let byte_level = |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
-    let sequence = |first: Value, regex: bool| json!({ "type": "Sequence", "pretokenizers": [first, byte_level(regex)] });
+    let sequence =
+        |first: Value, regex: bool| json!({ "type": "Sequence", "pretokenizers": [first, byte_level(regex)] });
     let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let plain = Rule {
         normalizer: Value::Null,
@@ -149,10 +137,9 @@ fn rule(pre: &str) -> Option<Rule> {
     };
     Some(match pre {
         "default" | "gpt-2" | "gpt2" => plain,
-        "smollm" => Rule {
-            pre_tokenizer: sequence(json!({ "type": "Digits", "individual_digits": true }), true),
-            ..plain
-        },
+        "smollm" => {
+            Rule { pre_tokenizer: sequence(json!({ "type": "Digits", "individual_digits": true }), true), ..plain }
+        }
         "llama-bpe" | "llama3" | "llama-v3" => Rule {
             pre_tokenizer: sequence(split(LLAMA3_SPLIT), false),
             ignore_merges: true,
@@ -176,9 +163,7 @@ fn ids(gguf: &Gguf, n_tokens: usize) -> Parsed<Ids> {
         let Some(n) = gguf.int(&key)? else { return Ok(None) };
         match u32::try_from(n) {
             Ok(id) if (id as usize) < n_tokens => Ok(Some(id)),
-            _ => Err(format!(
-                "metadata '{key}' is {n}, but there are {n_tokens} tokens"
-            )),
+            _ => Err(format!("metadata '{key}' is {n}, but there are {n_tokens} tokens")),
         }
     };
     let eos = id("eos")?;
@@ -227,11 +212,7 @@ fn merges(gguf: &Gguf) -> Parsed<Vec<Value>> {
         Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok(json!([a, b])),
         _ => Err(format!("merge {i} is '{}', not two tokens", clean(merge))),
     };
-    gguf.texts("tokenizer.ggml.merges")?
-        .into_iter()
-        .enumerate()
-        .map(pair)
-        .collect()
+    gguf.texts("tokenizer.ggml.merges")?.into_iter().enumerate().map(pair).collect()
 }
 
 /// Puts `bos` in front where the file (or, without a word from it, the family) asks for it.
@@ -243,10 +224,7 @@ fn post_processor(gguf: &Gguf, rule: &Rule, tokens: &[&str], ids: &Ids) -> Parse
     let token = tokens[bos as usize];
     let first = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
     let of = |id: &str, type_id: u32| json!({ "Sequence": { "id": id, "type_id": type_id } });
-    let special = Map::from_iter([(
-        token.to_string(),
-        json!({ "id": token, "ids": [bos], "tokens": [token] }),
-    )]);
+    let special = Map::from_iter([(token.to_string(), json!({ "id": token, "ids": [bos], "tokens": [token] }))]);
     Ok(json!({
         "type": "TemplateProcessing",
         "single": [first, of("A", 0)],

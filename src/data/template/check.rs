@@ -31,11 +31,7 @@ pub fn rewrite_generation(source: &str) -> (String, bool) {
         }
         found = true;
         let close = piece.close();
-        let open = &piece.text[..if piece.text[2..].starts_with(['-', '+']) {
-            3
-        } else {
-            2
-        }];
+        let open = &piece.text[..if piece.text[2..].starts_with(['-', '+']) { 3 } else { 2 }];
         if word == Some("generation") {
             out.push_str(&format!("{open} with %}}{{% filter {MARK} {close}"));
         } else {
@@ -68,11 +64,7 @@ pub fn uses(source: &str) -> Vec<Use> {
             };
             let is_name = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
             if is_name && !found.iter().any(|u| u.kind == kind && u.name == *name) {
-                found.push(Use {
-                    kind,
-                    name: (*name).to_string(),
-                    line: *line,
-                });
+                found.push(Use { kind, name: (*name).to_string(), line: *line });
             }
         }
     }
@@ -100,12 +92,7 @@ impl<'s> Piece<'s> {
             .and_then(|rest| rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next())
     }
     fn close(&self) -> &'s str {
-        &self.text[self.text.len()
-            - if self.text.ends_with("-%}") || self.text.ends_with("+%}") {
-                3
-            } else {
-                2
-            }..]
+        &self.text[self.text.len() - if self.text.ends_with("-%}") || self.text.ends_with("+%}") { 3 } else { 2 }..]
     }
 }
 
@@ -123,19 +110,9 @@ fn pieces(source: &str) -> Vec<Piece<'_>> {
         } else if rest.starts_with("{#") && !raw {
             (Kind::Text, rest.find("#}").map_or(rest.len(), |i| i + 2))
         } else {
-            (
-                Kind::Text,
-                rest.char_indices()
-                    .skip(1)
-                    .find(|c| c.1 == '{')
-                    .map_or(rest.len(), |c| c.0),
-            )
+            (Kind::Text, rest.char_indices().skip(1).find(|c| c.1 == '{').map_or(rest.len(), |c| c.0))
         };
-        let mut piece = Piece {
-            kind,
-            text: &rest[..len],
-            line,
-        };
+        let mut piece = Piece { kind, text: &rest[..len], line };
         match piece.tag_word() {
             Some("raw") if !raw => raw = true,
             Some("endraw") => raw = false,
@@ -183,8 +160,7 @@ fn words(tag: &str, mut line: usize) -> Vec<(&str, usize)> {
             })
             .map_or(rest.len(), |i| i + 2)
         } else if c.is_alphanumeric() || c == '_' {
-            rest.find(|x: char| !(x.is_alphanumeric() || x == '_'))
-                .unwrap_or(rest.len())
+            rest.find(|x: char| !(x.is_alphanumeric() || x == '_')).unwrap_or(rest.len())
         } else {
             c.len_utf8()
         };
@@ -207,9 +183,8 @@ mod tests {
 
     #[test]
     fn generation_tags_keep_their_lines_and_dashes() {
-        let (out, found) = rewrite_generation(
-            "a\n{%- generation -%}\nx{% endgeneration %}b{% raw %}{% generation %}{% endraw %}",
-        );
+        let (out, found) =
+            rewrite_generation("a\n{%- generation -%}\nx{% endgeneration %}b{% raw %}{% generation %}{% endraw %}");
         assert!(found);
         assert_eq!(
             out,
@@ -222,32 +197,14 @@ mod tests {
     #[test]
     fn filters_and_tests_are_listed_with_lines() {
         let source = "{# x | nope #}{{ a | tojson }}\n{% if b is not defined and 'c | no' is string %}\n| text{% filter upper %}{% endfilter %}";
-        let names: Vec<_> = uses(source)
-            .into_iter()
-            .map(|u| (u.kind, u.name, u.line))
-            .collect();
-        let want = [
-            ("filter", "tojson", 1),
-            ("test", "defined", 2),
-            ("test", "string", 2),
-            ("filter", "upper", 3),
-        ];
+        let names: Vec<_> = uses(source).into_iter().map(|u| (u.kind, u.name, u.line)).collect();
+        let want = [("filter", "tojson", 1), ("test", "defined", 2), ("test", "string", 2), ("filter", "upper", 3)];
         assert_eq!(names, want.map(|(k, n, l)| (k, n.to_string(), l)));
     }
 
     #[test]
     fn hostile_templates_end() {
-        for source in [
-            "{",
-            "{%",
-            "{{ '",
-            "{% \"\\",
-            "{#",
-            "é{é",
-            "{% raw %}{% x",
-            "{{ a |",
-            "{% if x is",
-        ] {
+        for source in ["{", "{%", "{{ '", "{% \"\\", "{#", "é{é", "{% raw %}{% x", "{{ a |", "{% if x is"] {
             let _ = (rewrite_generation(source), uses(source));
         }
     }

@@ -2,15 +2,7 @@
 
 use crate::error::{Error, Result};
 
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -40,20 +32,9 @@ impl Date {
     #[must_use]
     pub fn from_unix(unix: u64) -> Date {
         let text = crate::clock::utc(unix);
-        let mut parts = text[..text.len() - "T00:00:00Z".len()]
-            .split('-')
-            .filter_map(|p| p.parse::<u64>().ok());
-        let (year, month, day) = (
-            parts.next().unwrap_or(1970),
-            parts.next().unwrap_or(1),
-            parts.next().unwrap_or(1),
-        );
-        Date {
-            unix,
-            year: year as i64,
-            month,
-            day,
-        }
+        let mut parts = text[..text.len() - "T00:00:00Z".len()].split('-').filter_map(|p| p.parse::<u64>().ok());
+        let (year, month, day) = (parts.next().unwrap_or(1970), parts.next().unwrap_or(1), parts.next().unwrap_or(1));
+        Date { unix, year: year as i64, month, day }
     }
 
     /// Midnight of the day that `unix` falls into: runs that start on one day render one text.
@@ -69,9 +50,7 @@ impl Date {
     pub fn parse(text: &str) -> Result<Date> {
         let bad = || Error::data(format!("'{}' isn't a date like 2026-11-29", super::clean(text)));
         let mut parts = text.splitn(3, '-').map(|p| p.parse::<i64>().ok());
-        let (Some(Some(year)), Some(Some(month)), Some(Some(day))) =
-            (parts.next(), parts.next(), parts.next())
-        else {
+        let (Some(Some(year)), Some(Some(month)), Some(Some(day))) = (parts.next(), parts.next(), parts.next()) else {
             return Err(bad());
         };
         if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
@@ -94,8 +73,7 @@ impl Date {
     pub fn strftime(&self, format: &str) -> Result<String, String> {
         let (hour, minute, second) = (self.unix / 3600 % 24, self.unix / 60 % 60, self.unix % 60);
         let weekday = (self.unix / 86_400 + 4) % 7; // 1970-01-01 was a Thursday
-        let yday =
-            days_before(self.year, self.month as i64, self.day as i64) - days_before(self.year, 1, 1) + 1;
+        let yday = days_before(self.year, self.month as i64, self.day as i64) - days_before(self.year, 1, 1) + 1;
         let hour12 = if hour % 12 == 0 { 12 } else { hour % 12 };
         let mut out = String::new();
         let mut chars = format.chars();
@@ -110,11 +88,7 @@ impl Date {
                 directive = chars.next();
             }
             let mut number = |value: u64, width: usize| {
-                out.push_str(&if bare {
-                    value.to_string()
-                } else {
-                    format!("{value:0width$}")
-                });
+                out.push_str(&if bare { value.to_string() } else { format!("{value:0width$}") });
             };
             match directive {
                 Some('Y') => number(self.year as u64, 1),
@@ -140,12 +114,7 @@ impl Date {
                 Some('F') => out.push_str(&self.iso()),
                 Some('T' | 'X') => out.push_str(&format!("{hour:02}:{minute:02}:{second:02}")),
                 Some('R') => out.push_str(&format!("{hour:02}:{minute:02}")),
-                Some('D' | 'x') => out.push_str(&format!(
-                    "{:02}/{:02}/{:02}",
-                    self.month,
-                    self.day,
-                    self.year % 100
-                )),
+                Some('D' | 'x') => out.push_str(&format!("{:02}/{:02}/{:02}", self.month, self.day, self.year % 100)),
                 Some('Z' | 'z') => {} // Python prints nothing for a datetime without a zone
                 Some('n') => out.push('\n'),
                 Some('t') => out.push('\t'),
@@ -178,14 +147,10 @@ mod tests {
     fn strftime_prints_what_python_prints() {
         let d = Date::from_unix(951_827_696); // 2000-02-29 12:34:56, a Tuesday
         assert_eq!(
-            d.strftime("%Y-%m-%d %H:%M:%S %A %a %B %b %j %p %I %y %%")
-                .unwrap(),
+            d.strftime("%Y-%m-%d %H:%M:%S %A %a %B %b %j %p %I %y %%").unwrap(),
             "2000-02-29 12:34:56 Tuesday Tue February Feb 060 PM 12 00 %"
         );
-        assert_eq!(
-            Date::from_unix(0).strftime("%-d/%-m %e %u %w").unwrap(),
-            "1/1  1 4 4"
-        );
+        assert_eq!(Date::from_unix(0).strftime("%-d/%-m %e %u %w").unwrap(), "1/1  1 4 4");
         assert_eq!(d.strftime("%Q").unwrap_err(), "strftime_now can't print '%Q'");
         assert!(d.strftime("50%").is_err());
     }
@@ -196,15 +161,7 @@ mod tests {
             let d = Date::from_unix(unix);
             assert_eq!(Date::parse(&d.iso()).unwrap(), d);
         }
-        for bad in [
-            "",
-            "2026-02-30",
-            "2026-13-01",
-            "26-01-01",
-            "2026-1-1",
-            "2026-01-01x",
-            "x\x1b[2J",
-        ] {
+        for bad in ["", "2026-02-30", "2026-13-01", "26-01-01", "2026-1-1", "2026-01-01x", "x\x1b[2J"] {
             assert!(Date::parse(bad).is_err(), "{bad}");
         }
         assert!(!Date::parse("x\x1b[2J").unwrap_err().to_string().contains('\x1b'));

@@ -64,9 +64,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
                 out
             }))
         }),
-        "isdecimal" => {
-            no_args(args).map(|()| Value::from(!text.is_empty() && text.chars().all(char::is_numeric)))
-        }
+        "isdecimal" => no_args(args).map(|()| Value::from(!text.is_empty() && text.chars().all(char::is_numeric))),
         _ => return None,
     })
 }
@@ -104,24 +102,15 @@ fn affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (affixes, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
     let length = text.chars().count() as i64;
     let place = |at: i64| {
-        let at = if at < 0 {
-            (at + length).max(0)
-        } else {
-            at.min(length)
-        };
-        text.char_indices()
-            .nth(at as usize)
-            .map_or(text.len(), |(byte, _)| byte)
+        let at = if at < 0 { (at + length).max(0) } else { at.min(length) };
+        text.char_indices().nth(at as usize).map_or(text.len(), |(byte, _)| byte)
     };
     let (from, to) = (place(start.unwrap_or(0)), place(end.unwrap_or(length)));
     let part = text.get(from..to).unwrap_or("");
     let holds = |affix: &Value| match affix.as_str() {
         Some(a) if method == "startswith" => Ok(part.starts_with(a)),
         Some(a) => Ok(part.ends_with(a)),
-        None => Err(Error::new(
-            ErrorKind::InvalidOperation,
-            format!("{method} takes text, not {}", affix.kind()),
-        )),
+        None => Err(Error::new(ErrorKind::InvalidOperation, format!("{method} takes text, not {}", affix.kind()))),
     };
     if affixes.kind() == ValueKind::String {
         return holds(affixes).map(Value::from);
@@ -137,10 +126,7 @@ fn affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
 fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (sep, max): (Option<&str>, Option<i64>) = from_args(args)?;
     let Some(sep) = sep else {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "rsplit needs a separator here",
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, "rsplit needs a separator here"));
     };
     let mut parts: Vec<Value> = match max {
         Some(n) if n >= 0 => text.rsplitn(n as usize + 1, sep).map(Value::from).collect(),
@@ -153,10 +139,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
 /// Width and fill of a padding method; the width is capped, since the template may come from anyone.
 fn width(args: &[Value]) -> Result<(usize, char), Error> {
     let (width, fill): (i64, Option<&str>) = from_args(args)?;
-    Ok((
-        width.clamp(0, 4096) as usize,
-        fill.and_then(|f| f.chars().next()).unwrap_or(' '),
-    ))
+    Ok((width.clamp(0, 4096) as usize, fill.and_then(|f| f.chars().next()).unwrap_or(' ')))
 }
 
 fn padded(text: &str, args: &[Value], split: impl Fn(usize) -> (usize, usize)) -> Result<Value, Error> {

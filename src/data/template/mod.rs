@@ -83,51 +83,30 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Syntax, unknown filters and unknown tests, each with its line.
-    pub fn compile(
-        source: &str,
-        origin: &str,
-        specials: Vec<(String, String)>,
-        date: Date,
-    ) -> Result<ChatTemplate> {
+    pub fn compile(source: &str, origin: &str, specials: Vec<(String, String)>, date: Date) -> Result<ChatTemplate> {
         let fail = |line: Option<usize>, what: &str| {
             let line = line.map_or_else(String::new, |l| format!(" line {l}"));
-            Error::data(format!(
-                "chat template ({}){line}: {}",
-                clean(origin),
-                clean(what)
-            ))
-            .next("name another template file in data.template")
+            Error::data(format!("chat template ({}){line}: {}", clean(origin), clean(what)))
+                .next("name another template file in data.template")
         };
         // Jinja reads every kind of line end in a template as \n.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let (source, has_generation) = check::rewrite_generation(&source);
         let mut env = environment(date).map_err(|e| fail(None, &describe(&e)))?;
-        env.add_template_owned(NAME, source.clone())
-            .map_err(|e| fail(e.line(), &describe(&e)))?;
+        env.add_template_owned(NAME, source.clone()).map_err(|e| fail(e.line(), &describe(&e)))?;
         let mut state = env.empty_state();
         for used in check::uses(&source) {
             let (result, unknown) = if used.kind == "filter" {
-                (
-                    state.apply_filter(&used.name, &[]).err(),
-                    ErrorKind::UnknownFilter,
-                )
+                (state.apply_filter(&used.name, &[]).err(), ErrorKind::UnknownFilter)
             } else {
                 (state.perform_test(&used.name, &[]).err(), ErrorKind::UnknownTest)
             };
             if result.is_some_and(|e| e.kind() == unknown) {
-                return Err(fail(
-                    Some(used.line),
-                    &format!("no {} is named '{}'", used.kind, used.name),
-                ));
+                return Err(fail(Some(used.line), &format!("no {} is named '{}'", used.kind, used.name)));
             }
         }
         drop(state);
-        Ok(ChatTemplate {
-            env,
-            specials,
-            origin: origin.to_string(),
-            has_generation,
-        })
+        Ok(ChatTemplate { env, specials, origin: origin.to_string(), has_generation })
     }
 
     /// Where the source came from.
@@ -178,37 +157,20 @@ impl ChatTemplate {
             }
         }
         if plain != text || depth != 0 {
-            return Err(Refusal::Failed(
-                "its {% generation %} marks change the text".into(),
-            ));
+            return Err(Refusal::Failed("its {% generation %} marks change the text".into()));
         }
         Ok(Marked { text, generated })
     }
 
     fn run(&self, context: Context<'_>, marks: Option<[char; 2]>) -> Result<String, Refusal> {
         let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
-        let mut vars: Vec<(String, Value)> = self
-            .specials
-            .iter()
-            .map(|(k, v)| (k.clone(), Value::from(v.as_str())))
-            .collect();
+        let mut vars: Vec<(String, Value)> =
+            self.specials.iter().map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
         vars.push(("messages".into(), list(context.messages)));
-        vars.push((
-            "tools".into(),
-            context.tools.map_or_else(|| Value::from(()), list),
-        ));
+        vars.push(("tools".into(), context.tools.map_or_else(|| Value::from(()), list)));
         vars.push(("documents".into(), Value::from(())));
-        vars.push((
-            "add_generation_prompt".into(),
-            Value::from(context.add_generation_prompt),
-        ));
-        vars.extend(
-            context
-                .kwargs
-                .into_iter()
-                .flatten()
-                .map(|(k, v)| (k.clone(), python::from_json(v))),
-        );
+        vars.push(("add_generation_prompt".into(), Value::from(context.add_generation_prompt)));
+        vars.extend(context.kwargs.into_iter().flatten().map(|(k, v)| (k.clone(), python::from_json(v))));
         if let Some([open, close]) = marks {
             vars.push((check::MARK.into(), Value::from(format!("{open}{close}"))));
         }
@@ -221,37 +183,24 @@ impl ChatTemplate {
     pub fn render_with(&self, variables: &Json, marked: bool) -> Result<String, Refusal> {
         let mut vars = python::from_json(variables);
         if marked {
-            let pairs = vars
-                .try_iter()
-                .into_iter()
-                .flatten()
-                .map(|k| (k.clone(), vars.get_item(&k).unwrap_or_default()));
+            let pairs =
+                vars.try_iter().into_iter().flatten().map(|k| (k.clone(), vars.get_item(&k).unwrap_or_default()));
             let marks = (Value::from(check::MARK), Value::from("\u{FDD0}\u{FDD1}"));
             vars = Value::from_pairs(pairs.chain([marks]).collect::<Vec<_>>());
         }
-        self.env
-            .get_template(NAME)
-            .and_then(|t| t.render(vars))
-            .map_err(|e| refusal(&e))
+        self.env.get_template(NAME).and_then(|t| t.render(vars)).map_err(|e| refusal(&e))
     }
 }
 
 /// Two code points that `text` doesn't hold.
 pub(super) fn unused_marks(text: &str) -> Option<[char; 2]> {
-    let mut free = NONCHARACTERS
-        .filter_map(char::from_u32)
-        .filter(|c| !text.contains(*c));
+    let mut free = NONCHARACTERS.filter_map(char::from_u32).filter(|c| !text.contains(*c));
     Some([free.next()?, free.next()?])
 }
 
 fn environment(date: Date) -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
-    env.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?,
-    );
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION);
@@ -263,40 +212,27 @@ fn environment(date: Date) -> Result<Environment<'static>, minijinja::Error> {
     env.add_filter("int", python::int);
     env.add_filter("float", python::to_float);
     env.add_filter("e", |text: &Value| python::str(text).map(|t| python::escape(&t)));
-    env.add_filter("escape", |text: &Value| {
-        python::str(text).map(|t| python::escape(&t))
-    });
+    env.add_filter("escape", |text: &Value| python::str(text).map(|t| python::escape(&t)));
     // Jinja's `attr` finds Python attributes only; what templates handle are dicts, which have none of interest.
     env.add_filter("attr", |_: &Value, _: &str| Value::UNDEFINED);
     env.add_test("sequence", python::is_sequence);
     env.add_test("iterable", python::is_iterable);
     env.add_filter("fromjson", |text: &str| from_text(text));
-    env.add_filter(check::MARK, |state: &minijinja::State, body: &str| {
-        match state.lookup(check::MARK) {
-            Some(marks) => {
-                let mut marks = marks.as_str().unwrap_or_default().chars();
-                marks.next().map(String::from).unwrap_or_default() + body + marks.as_str()
-            }
-            None => body.to_string(),
+    env.add_filter(check::MARK, |state: &minijinja::State, body: &str| match state.lookup(check::MARK) {
+        Some(marks) => {
+            let mut marks = marks.as_str().unwrap_or_default().chars();
+            marks.next().map(String::from).unwrap_or_default() + body + marks.as_str()
         }
+        None => body.to_string(),
     });
     env.add_function("joiner", minijinja_contrib::globals::joiner);
-    env.add_function("cycler", |items: minijinja::value::Rest<Value>| {
-        minijinja_contrib::globals::cycler(items.0)
-    });
+    env.add_function("cycler", |items: minijinja::value::Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     env.add_function("fromjson", |text: &str| from_text(text));
-    env.add_function(
-        "raise_exception",
-        |why: &str| -> Result<Value, minijinja::Error> {
-            Err(
-                minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception")
-                    .with_source(Raised(why.into())),
-            )
-        },
-    );
+    env.add_function("raise_exception", |why: &str| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(why.into())))
+    });
     env.add_function("strftime_now", move |format: &str| {
-        date.strftime(format)
-            .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
+        date.strftime(format).map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
     });
     Ok(env)
 }
@@ -345,11 +281,7 @@ pub(super) fn clean(text: &str) -> String {
             out.push('…');
             break;
         }
-        if c.is_control() {
-            out.extend(c.escape_default())
-        } else {
-            out.push(c)
-        }
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
 }

@@ -70,11 +70,7 @@ pub fn escape(text: &str) -> String {
 #[must_use]
 pub fn int(value: &Value, default: Option<Value>) -> Value {
     let read = match value.as_str() {
-        Some(text) => text
-            .trim()
-            .parse::<i64>()
-            .ok()
-            .or_else(|| text.trim().parse::<f64>().ok().map(|x| x as i64)),
+        Some(text) => text.trim().parse::<i64>().ok().or_else(|| text.trim().parse::<f64>().ok().map(|x| x as i64)),
         None if value.kind() == ValueKind::Bool => Some(i64::from(value.is_true())),
         None if value.is_integer() => return value.clone(),
         None => f64::try_from(value.clone()).ok().map(|x| x as i64),
@@ -96,10 +92,8 @@ pub fn to_float(value: &Value, default: Option<Value>) -> Value {
 /// Jinja's `sequence` test, for which a string, a dict and the undefined are sequences too.
 #[must_use]
 pub fn is_sequence(value: &Value) -> bool {
-    matches!(
-        value.kind(),
-        ValueKind::String | ValueKind::Map | ValueKind::Seq | ValueKind::Undefined
-    ) || value.is_tuple()
+    matches!(value.kind(), ValueKind::String | ValueKind::Map | ValueKind::Seq | ValueKind::Undefined)
+        || value.is_tuple()
 }
 
 /// Jinja's `iterable` test; `none` isn't.
@@ -110,10 +104,7 @@ pub fn is_iterable(value: &Value) -> bool {
 
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "value is nested too deeply to print",
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, "value is nested too deeply to print"));
     }
     match value.kind() {
         ValueKind::String => repr_str(value.as_str().unwrap_or_default(), out),
@@ -157,11 +148,7 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
 }
 
 fn repr_str(text: &str, out: &mut String) {
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for c in text.chars() {
         match c {
@@ -220,9 +207,7 @@ fn float(x: f64) -> String {
 pub fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let arg = |place: usize, name: &str| -> Result<Option<Value>, Error> {
         let named = kwargs.get::<Option<Value>>(name)?;
-        Ok(named
-            .or_else(|| positional.get(place).cloned())
-            .filter(|v| !v.is_none() && !v.is_undefined()))
+        Ok(named.or_else(|| positional.get(place).cloned()).filter(|v| !v.is_none() && !v.is_undefined()))
     };
     let ascii = arg(0, "ensure_ascii")?.is_some_and(|v| v.is_true());
     let indent = match arg(1, "indent")? {
@@ -233,21 +218,11 @@ pub fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<
     let (item, key) = match arg(2, "separators")? {
         None if indent.is_some() => (",".to_string(), ": ".to_string()),
         None => (", ".to_string(), ": ".to_string()),
-        Some(pair) => (
-            str(&pair.get_item_by_index(0)?)?,
-            str(&pair.get_item_by_index(1)?)?,
-        ),
+        Some(pair) => (str(&pair.get_item_by_index(0)?)?, str(&pair.get_item_by_index(1)?)?),
     };
     let sort = arg(3, "sort_keys")?.is_some_and(|v| v.is_true());
     kwargs.assert_all_used()?;
-    let mut json = Dumper {
-        ascii,
-        indent,
-        item,
-        key,
-        sort,
-        out: String::new(),
-    };
+    let mut json = Dumper { ascii, indent, item, key, sort, out: String::new() };
     json.value(value, 0)?;
     Ok(Value::from(json.out))
 }
@@ -255,14 +230,8 @@ pub fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<
 /// The JSON text of `value` as Python's `json.dumps(value, ensure_ascii=False)` writes it.
 #[must_use]
 pub fn dumps(value: &Json) -> String {
-    let mut json = Dumper {
-        ascii: false,
-        indent: None,
-        item: ", ".into(),
-        key: ": ".into(),
-        sort: false,
-        out: String::new(),
-    };
+    let mut json =
+        Dumper { ascii: false, indent: None, item: ", ".into(), key: ": ".into(), sort: false, out: String::new() };
     // A value that came from JSON has nothing in it that can't be written.
     let _ = json.value(&from_json(value), 0);
     json.out
@@ -280,10 +249,7 @@ struct Dumper {
 impl Dumper {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "value is nested too deeply for JSON",
-            ));
+            return Err(Error::new(ErrorKind::InvalidOperation, "value is nested too deeply for JSON"));
         }
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
@@ -322,10 +288,7 @@ impl Dumper {
                 })?;
             }
             other => {
-                return Err(Error::new(
-                    ErrorKind::InvalidOperation,
-                    format!("{other} can't be written as JSON"),
-                ));
+                return Err(Error::new(ErrorKind::InvalidOperation, format!("{other} can't be written as JSON")));
             }
         }
         Ok(())

@@ -25,21 +25,9 @@ pub struct Bucket {
 impl Bucket {
     fn point(x: f64, y: f64) -> Bucket {
         if y.is_finite() && y.abs() < HUGE {
-            Bucket {
-                x: (x, x),
-                y: (y, y),
-                mean: y,
-                finite: 1,
-                bad: 0,
-            }
+            Bucket { x: (x, x), y: (y, y), mean: y, finite: 1, bad: 0 }
         } else {
-            Bucket {
-                x: (x, x),
-                y: (f64::INFINITY, f64::NEG_INFINITY),
-                mean: 0.0,
-                finite: 0,
-                bad: 1,
-            }
+            Bucket { x: (x, x), y: (f64::INFINITY, f64::NEG_INFINITY), mean: 0.0, finite: 0, bad: 1 }
         }
     }
 
@@ -102,11 +90,7 @@ impl History {
     /// The whole run, or the newest thousand points at full resolution.
     #[must_use]
     pub fn view(&self, whole: bool) -> Vec<Bucket> {
-        if whole {
-            self.full.clone()
-        } else {
-            self.recent.iter().copied().collect()
-        }
+        if whole { self.full.clone() } else { self.recent.iter().copied().collect() }
     }
 
     /// Lowest finite value so far.
@@ -128,10 +112,7 @@ pub fn columns(buckets: &[Bucket], n: usize) -> Vec<Bucket> {
         return Vec::new();
     }
     let per = buckets.len().div_ceil(n).max(1);
-    buckets
-        .chunks(per)
-        .filter_map(|c| c.iter().copied().reduce(Bucket::merge))
-        .collect()
+    buckets.chunks(per).filter_map(|c| c.iter().copied().reduce(Bucket::merge)).collect()
 }
 
 /// Exponential moving average with the bias of its start taken out (Kingma & Ba 2014, §3); weight 0 changes nothing.

@@ -40,12 +40,7 @@ impl Log {
             self.0.pop_front();
         }
         let text = clean(text.trim_end()).chars().take(LONGEST).collect();
-        self.0.push_back(LogLine {
-            at,
-            level,
-            source,
-            text,
-        });
+        self.0.push_back(LogLine { at, level, source, text });
     }
 
     /// Lines of at least `level`, oldest first.

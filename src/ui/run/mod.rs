@@ -9,8 +9,8 @@ pub use log::{Log, LogLine, Source};
 pub use rates::Rate;
 
 use crate::event::{
-    Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved,
-    Stage, StepRecord,
+    Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved, Stage,
+    StepRecord,
 };
 use crate::units::{Bytes, secs};
 use std::collections::VecDeque;
@@ -79,10 +79,7 @@ impl RunView {
     /// A view of a run that is about to start, with what is known beforehand.
     #[must_use]
     pub fn starting(log: Log) -> RunView {
-        RunView {
-            log,
-            ..RunView::default()
-        }
+        RunView { log, ..RunView::default() }
     }
 
     /// A run is going on.
@@ -99,10 +96,7 @@ impl RunView {
                 *self = RunView::starting(std::mem::take(&mut self.log));
                 self.at = event.at;
                 self.step_began = event.at;
-                let text = format!(
-                    "{} {}: {} blocks on {}, {}",
-                    s.model, s.mode, s.n_blocks, s.device, s.verdict
-                );
+                let text = format!("{} {}: {} blocks on {}, {}", s.model, s.mode, s.n_blocks, s.device, s.verdict);
                 self.note(Level::Info, text);
                 self.started = Some(s.clone());
             }
@@ -112,20 +106,14 @@ impl RunView {
                 self.evals.push((e.step, e.loss));
                 self.eval_s = Some(e.seconds);
                 self.step_began = event.at;
-                self.note(
-                    Level::Info,
-                    format!("held-out loss {:.4} after step {}", e.loss, e.step),
-                );
+                self.note(Level::Info, format!("held-out loss {:.4} after step {}", e.loss, e.step));
             }
             EventKind::Saved(s) => {
                 if self.asked == Some(Command::SaveNow) {
                     self.asked = None;
                 }
                 self.step_began = event.at;
-                self.note(
-                    Level::Info,
-                    format!("saved {} of step {}, {}", s.what, s.step, s.bytes),
-                );
+                self.note(Level::Info, format!("saved {} of step {}, {}", s.what, s.step, s.bytes));
                 self.saved.push(s.clone());
             }
             EventKind::Paused { step } => {
@@ -171,9 +159,7 @@ impl RunView {
         self.evals_left = if self.eval_s.is_none() {
             0
         } else {
-            1 + left.checked_div(eval_steps).map_or(0, |n| {
-                n.saturating_sub(u64::from(left.is_multiple_of(eval_steps)))
-            })
+            1 + left.checked_div(eval_steps).map_or(0, |n| n.saturating_sub(u64::from(left.is_multiple_of(eval_steps))))
         };
         self.residency_peak = self.residency_peak.max(s.residency_peak);
         self.step_began = self.at;
@@ -182,16 +168,9 @@ impl RunView {
     }
 
     fn finish(&mut self, f: &RunFinished) {
-        let level = if f.status == RunStatus::Failed {
-            Level::Error
-        } else {
-            Level::Info
-        };
+        let level = if f.status == RunStatus::Failed { Level::Error } else { Level::Info };
         let reason = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
-        self.note(
-            level,
-            format!("{} after step {}{reason}", status_word(f.status), f.step),
-        );
+        self.note(level, format!("{} after step {}{reason}", status_word(f.status), f.step));
         self.residency_peak = self.residency_peak.max(f.residency_peak);
         (self.paused, self.asked, self.stage) = (false, None, None);
         self.finished = Some(f.clone());
@@ -238,17 +217,9 @@ impl RunView {
         let (started, last) = (self.started.as_ref()?, self.last.as_ref()?);
         let left = started.steps_total.saturating_sub(last.step);
         let evals = if self.eval_s.is_some() { self.evals_left } else { 0 };
-        let spent = if left > 0 && !self.paused {
-            (at - self.step_began).clamp(0.0, mean)
-        } else {
-            0.0
-        };
+        let spent = if left > 0 && !self.paused { (at - self.step_began).clamp(0.0, mean) } else { 0.0 };
         let seconds = (left as f64 * mean - spent).max(0.0) + evals as f64 * self.eval_s.unwrap_or(0.0);
-        Some(Eta {
-            seconds,
-            window,
-            evals,
-        })
+        Some(Eta { seconds, window, evals })
     }
 
     /// How the run ended and how it goes on, a line each; nothing before it has ended.
@@ -262,10 +233,7 @@ impl RunView {
         if f.status != RunStatus::Finished {
             lines.push(match (&f.checkpoint, &self.started) {
                 (Some(_), Some(s)) => {
-                    format!(
-                        "go on with: blockstream-tui train --resume {}",
-                        s.run_dir.display()
-                    )
+                    format!("go on with: blockstream-tui train --resume {}", s.run_dir.display())
                 }
                 _ => "nothing was saved".into(),
             });
@@ -282,11 +250,7 @@ impl RunView {
         if self.started.is_none() {
             return "no run".into();
         }
-        let left = || {
-            self.step_left(at)
-                .map(|s| format!(", {}", about(s)))
-                .unwrap_or_default()
-        };
+        let left = || self.step_left(at).map(|s| format!(", {}", about(s))).unwrap_or_default();
         match self.asked {
             Some(Command::StopAndSave) => format!("stopping after this step{}", left()),
             Some(Command::StopNow) => "stopping at the next block".into(),

@@ -63,22 +63,13 @@ impl Rate {
     #[must_use]
     pub fn newest(&self, n: usize) -> Vec<f64> {
         let complete = self.bins.len().saturating_sub(1);
-        self.bins
-            .iter()
-            .take(complete)
-            .skip(complete.saturating_sub(n))
-            .copied()
-            .collect()
+        self.bins.iter().take(complete).skip(complete.saturating_sub(n)).copied().collect()
     }
     /// The rate now: mean of the last two complete bins.
     #[must_use]
     pub fn now(&self) -> f64 {
         let last = self.newest(2);
-        if last.is_empty() {
-            0.0
-        } else {
-            last.iter().sum::<f64>() / last.len() as f64
-        }
+        if last.is_empty() { 0.0 } else { last.iter().sum::<f64>() / last.len() as f64 }
     }
     /// The highest complete bin so far.
     #[must_use]

@@ -4,34 +4,17 @@ use super::*;
 use crate::event::EvalRecord;
 
 fn started(steps: u64, done: u64) -> EventKind {
-    EventKind::Started(RunStarted {
-        n_blocks: 4,
-        steps_total: steps,
-        steps_done: done,
-        ..RunStarted::default()
-    })
+    EventKind::Started(RunStarted { n_blocks: 4, steps_total: steps, steps_done: done, ..RunStarted::default() })
 }
 
 fn step(n: u64, seconds: f64) -> EventKind {
-    EventKind::Step(StepRecord {
-        step: n,
-        loss: 2.0,
-        seconds,
-        ..StepRecord::default()
-    })
+    EventKind::Step(StepRecord { step: n, loss: 2.0, seconds, ..StepRecord::default() })
 }
 
 fn fold(events: Vec<(f64, EventKind)>, eval_steps: u64) -> RunView {
     let mut view = RunView::default();
     for (seq, (at, kind)) in events.into_iter().enumerate() {
-        view.apply(
-            &Event {
-                seq: seq as u64,
-                at,
-                kind,
-            },
-            eval_steps,
-        );
+        view.apply(&Event { seq: seq as u64, at, kind }, eval_steps);
     }
     view
 }
@@ -53,14 +36,7 @@ fn progress(step: u64, visit: usize) -> EventKind {
 #[test]
 fn case_tr_15_a_stop_in_a_long_step_is_acknowledged_with_the_time_it_takes() {
     // A 60 s step: 4 forward visits of 5 s, 4 backward of 10 s; stop is asked for at 5 s.
-    let mut view = fold(
-        vec![
-            (0.0, started(10, 0)),
-            (0.0, progress(1, 0)),
-            (5.0, progress(1, 1)),
-        ],
-        0,
-    );
+    let mut view = fold(vec![(0.0, started(10, 0)), (0.0, progress(1, 0)), (5.0, progress(1, 1))], 0);
     view.asked = Some(Command::StopAndSave);
     assert_eq!(view.state(5.0), "stopping after this step, ~55 s");
     view.asked = Some(Command::StopNow);
@@ -71,15 +47,7 @@ fn case_tr_15_a_stop_in_a_long_step_is_acknowledged_with_the_time_it_takes() {
 fn case_tr_15_the_eta_is_near_the_truth_at_a_tenth_and_at_half() {
     // A slow first step, then 60 s each, a held-out measurement of 30 s every 5 steps and at the end.
     let mut events = vec![(0.0, started(20, 0))];
-    events.push((
-        30.0,
-        EventKind::Eval(EvalRecord {
-            step: 0,
-            loss: 3.0,
-            tokens: 1,
-            seconds: 30.0,
-        }),
-    ));
+    events.push((30.0, EventKind::Eval(EvalRecord { step: 0, loss: 3.0, tokens: 1, seconds: 30.0 })));
     let mut at = 30.0;
     let mut truth = Vec::new();
     for n in 1..=20 {
@@ -89,15 +57,7 @@ fn case_tr_15_the_eta_is_near_the_truth_at_a_tenth_and_at_half() {
         truth.push(at);
         if n % 5 == 0 {
             at += 30.0;
-            events.push((
-                at,
-                EventKind::Eval(EvalRecord {
-                    step: n,
-                    loss: 3.0,
-                    tokens: 1,
-                    seconds: 30.0,
-                }),
-            ));
+            events.push((at, EventKind::Eval(EvalRecord { step: n, loss: 3.0, tokens: 1, seconds: 30.0 })));
         }
     }
     let end = at;
@@ -106,29 +66,16 @@ fn case_tr_15_the_eta_is_near_the_truth_at_a_tenth_and_at_half() {
         let view = fold(events.iter().filter(|(t, _)| *t <= upto).cloned().collect(), 5);
         let eta = view.eta(upto).unwrap();
         let left = end - upto;
-        assert!(
-            (eta.seconds - left).abs() / left < 0.2,
-            "{done}: {eta:?} for {left}"
-        );
+        assert!((eta.seconds - left).abs() / left < 0.2, "{done}: {eta:?} for {left}");
     }
 }
 
 #[test]
 fn case_tr_15_after_a_resume_the_eta_counts_the_steps_that_are_left() {
-    let view = fold(
-        vec![
-            (0.0, started(100, 90)),
-            (60.0, step(91, 60.0)),
-            (120.0, step(92, 60.0)),
-        ],
-        0,
-    );
+    let view = fold(vec![(0.0, started(100, 90)), (60.0, step(91, 60.0)), (120.0, step(92, 60.0))], 0);
     let eta = view.eta(120.0).unwrap();
     assert!((eta.seconds - 480.0).abs() < 1.0, "{eta:?}");
-    assert_eq!(
-        eta.window, 1,
-        "the first step after a start or a resume is a warm-up"
-    );
+    assert_eq!(eta.window, 1, "the first step after a start or a resume is a warm-up");
 }
 
 #[test]
@@ -137,23 +84,9 @@ fn requests_are_shown_until_they_are_answered() {
     assert_eq!(view.state(1.0), "training");
     view.asked = Some(Command::Pause);
     assert!(view.state(1.5).starts_with("pausing after this step"));
-    view.apply(
-        &Event {
-            seq: 9,
-            at: 2.0,
-            kind: EventKind::Paused { step: 2 },
-        },
-        0,
-    );
+    view.apply(&Event { seq: 9, at: 2.0, kind: EventKind::Paused { step: 2 } }, 0);
     assert_eq!(view.state(2.0), "paused");
-    view.apply(
-        &Event {
-            seq: 10,
-            at: 3.0,
-            kind: EventKind::Resumed { step: 2 },
-        },
-        0,
-    );
+    view.apply(&Event { seq: 10, at: 3.0, kind: EventKind::Resumed { step: 2 } }, 0);
     assert_eq!(view.state(3.0), "training");
 }
 

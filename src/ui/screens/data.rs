@@ -25,45 +25,19 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let compact = super::super::frame::compact(area);
     let height = DATA.len() as u16 + if compact { 1 } else { 2 };
     let [top, bottom] = Layout::vertical([Constraint::Max(height), Constraint::Fill(1)]).areas(area);
-    let inner = pane(
-        frame,
-        top,
-        Line::styled("rows and mask", theme.title()),
-        true,
-        compact,
-        theme,
-    );
+    let inner = pane(frame, top, Line::styled("rows and mask", theme.title()), true, compact, theme);
     form(frame, inner, DATA, &app.data.form, &app.config, theme);
-    let inner = pane(
-        frame,
-        bottom,
-        Line::styled("last counted", theme.title()),
-        false,
-        compact,
-        theme,
-    );
+    let inner = pane(frame, bottom, Line::styled("last counted", theme.title()), false, compact, theme);
     let width = inner.width as usize;
     let text = match &app.run.started {
         Some(s) => facts(&s.data, width, theme),
         None => {
-            let files = app
-                .config
-                .data
-                .files
-                .first()
-                .map_or("FILE".into(), |f| f.display().to_string());
-            let model = if app.config.model.path.is_empty() {
-                "DIR"
-            } else {
-                &app.config.model.path
-            };
+            let files = app.config.data.files.first().map_or("FILE".into(), |f| f.display().to_string());
+            let model = if app.config.model.path.is_empty() { "DIR" } else { &app.config.model.path };
             let hint = format!(
                 "Rows are read when a run starts. To see one as the model will, tokens and mask included:\nblockstream-tui data inspect {files} --model {model}"
             );
-            wrap(&hint, width)
-                .into_iter()
-                .map(|l| Line::styled(l, theme.dim()))
-                .collect()
+            wrap(&hint, width).into_iter().map(|l| Line::styled(l, theme.dim())).collect()
         }
     };
     lines(frame, inner, text, 0);
@@ -72,36 +46,17 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
 fn facts(d: &DataFacts, width: usize, theme: Theme) -> Vec<Line<'static>> {
     let share = ratio_of(d.trained_tokens as f64, d.tokens as f64);
     let row = |label: &str, value: String| {
-        Line::from(pair(
-            &format!("{label:<16}"),
-            cut(&value, width.saturating_sub(17)),
-            theme,
-        ))
+        Line::from(pair(&format!("{label:<16}"), cut(&value, width.saturating_sub(17)), theme))
     };
     let mut text = vec![
         row("format", d.format.clone()),
         row("rows", format!("{} train, {} held out", d.rows_used, d.rows_eval)),
-        row(
-            "tokens",
-            format!(
-                "{}, {} carry loss ({:.0} %)",
-                count(d.tokens),
-                count(d.trained_tokens),
-                share * 100.0
-            ),
-        ),
+        row("tokens", format!("{}, {} carry loss ({:.0} %)", count(d.tokens), count(d.trained_tokens), share * 100.0)),
     ];
     if share == 0.0 && d.tokens > 0 {
-        text.push(Line::from(Span::styled(
-            "✗ no token carries loss: nothing would be learnt",
-            theme.tone(Tone::Bad),
-        )));
+        text.push(Line::from(Span::styled("✗ no token carries loss: nothing would be learnt", theme.tone(Tone::Bad))));
     }
-    let cut_rows = if d.truncated == 0 {
-        "none".into()
-    } else {
-        format!("{} rows cut", d.truncated)
-    };
+    let cut_rows = if d.truncated == 0 { "none".into() } else { format!("{} rows cut", d.truncated) };
     text.push(row("over-long", cut_rows));
     if d.dropped.is_empty() {
         text.push(row("left out", "none".into()));

@@ -14,15 +14,9 @@ use ratatui::text::{Line, Span};
 
 /// Title of a list's pane: what, how many, and the filter in force.
 fn list_title(what: &str, n: usize, filter: &str, theme: Theme) -> Line<'static> {
-    let mut spans = vec![
-        Span::styled(what.to_owned(), theme.title()),
-        Span::styled(format!(" {n}"), theme.dim()),
-    ];
+    let mut spans = vec![Span::styled(what.to_owned(), theme.title()), Span::styled(format!(" {n}"), theme.dim())];
     if !filter.is_empty() {
-        spans.push(Span::styled(
-            format!("  filter: {}", super::text::cut(filter, 20)),
-            theme.strong(),
-        ));
+        spans.push(Span::styled(format!("  filter: {}", super::text::cut(filter, 20)), theme.strong()));
     }
     Line::from(spans)
 }

@@ -21,66 +21,26 @@ pub struct ModelsScreen {
 
 impl Default for ModelsScreen {
     fn default() -> Self {
-        ModelsScreen {
-            list: List::new(|m| format!("{} {} {}", m.name, m.family, m.origin)),
-        }
+        ModelsScreen { list: List::new(|m| format!("{} {} {}", m.name, m.family, m.origin)) }
     }
 }
 
 const COLUMNS: &[Column] = &[
-    Column {
-        title: "",
-        width: 1,
-        right: false,
-        from: 0,
-    },
-    Column {
-        title: "model",
-        width: 0,
-        right: false,
-        from: 0,
-    },
-    Column {
-        title: "params",
-        width: 8,
-        right: true,
-        from: 0,
-    },
-    Column {
-        title: "size",
-        width: 9,
-        right: true,
-        from: 0,
-    },
-    Column {
-        title: "blocks",
-        width: 6,
-        right: true,
-        from: 70,
-    },
-    Column {
-        title: "family",
-        width: 8,
-        right: false,
-        from: 56,
-    },
-    Column {
-        title: "from",
-        width: 9,
-        right: false,
-        from: 70,
-    },
+    Column { title: "", width: 1, right: false, from: 0 },
+    Column { title: "model", width: 0, right: false, from: 0 },
+    Column { title: "params", width: 8, right: true, from: 0 },
+    Column { title: "size", width: 9, right: true, from: 0 },
+    Column { title: "blocks", width: 6, right: true, from: 70 },
+    Column { title: "family", width: 8, right: false, from: 56 },
+    Column { title: "from", width: 9, right: false, from: 70 },
 ];
 
 /// Draws the screen.
 pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let theme = app.theme;
     let compact = super::super::frame::compact(area);
-    let [top, bottom] = Layout::vertical([
-        Constraint::Min(4),
-        Constraint::Length(if compact { 3 } else { 5 }),
-    ])
-    .areas(area);
+    let [top, bottom] =
+        Layout::vertical([Constraint::Min(4), Constraint::Length(if compact { 3 } else { 5 })]).areas(area);
     let list = &app.models.list;
     let shown: Vec<&ModelEntry> = list.shown().collect();
     let title = super::list_title("checkpoints", shown.len(), list.filter(), theme);
@@ -88,17 +48,9 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let rows: Vec<_> = shown
         .iter()
         .map(|m| {
-            let (sign, tone) = if m.problem.is_some() {
-                ("✗", Tone::Bad)
-            } else {
-                ("✓", Tone::Good)
-            };
+            let (sign, tone) = if m.problem.is_some() { ("✗", Tone::Bad) } else { ("✓", Tone::Good) };
             let dash = |known: bool, text: String| if known { text } else { "–".into() };
-            let plain = if m.problem.is_some() {
-                theme.dim()
-            } else {
-                Style::default()
-            };
+            let plain = if m.problem.is_some() { theme.dim() } else { Style::default() };
             vec![
                 (sign.into(), theme.tone(tone)),
                 (m.name.clone(), plain),
@@ -116,45 +68,24 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
             (true, true) => "No checkpoint found. Press o to open a folder or a hub id that is in the cache.",
             (true, false) => "Nothing matches the filter.",
         };
-        let text = wrap(text, inner.width.into())
-            .into_iter()
-            .map(Line::from)
-            .collect();
+        let text = wrap(text, inner.width.into()).into_iter().map(Line::from).collect();
         lines(frame, inner, text, 0);
     } else {
         table(frame, inner, COLUMNS, &rows, list.cursor(), theme);
     }
-    let inner = pane(
-        frame,
-        bottom,
-        Line::styled("selected", theme.title()),
-        false,
-        compact,
-        theme,
-    );
+    let inner = pane(frame, bottom, Line::styled("selected", theme.title()), false, compact, theme);
     if let Some(m) = list.selected() {
         let path = Line::from(vec![
             Span::styled("path ", theme.dim()),
-            Span::raw(crate::ui::text::tail(
-                &m.path.display().to_string(),
-                (inner.width as usize).saturating_sub(5),
-            )),
+            Span::raw(crate::ui::text::tail(&m.path.display().to_string(), (inner.width as usize).saturating_sub(5))),
         ]);
         let mut text = vec![path];
         let verdict = match &m.problem {
             Some(problem) => format!("✗ {problem}"),
             None => "✓ press enter to plan it on this machine".into(),
         };
-        let style = if m.problem.is_some() {
-            theme.tone(Tone::Bad)
-        } else {
-            theme.dim()
-        };
-        text.extend(
-            wrap(&verdict, inner.width.into())
-                .into_iter()
-                .map(|l| Line::styled(l, style)),
-        );
+        let style = if m.problem.is_some() { theme.tone(Tone::Bad) } else { theme.dim() };
+        text.extend(wrap(&verdict, inner.width.into()).into_iter().map(|l| Line::styled(l, style)));
         if compact && m.problem.is_some() {
             text.remove(0);
         }

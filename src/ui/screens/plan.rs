@@ -67,11 +67,7 @@ impl PlanScreen {
 /// The plan of the mode that `config` asks for.
 #[must_use]
 pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
-    if config.train.mode == "full" {
-        &plan.modes.full
-    } else {
-        &plan.modes.lora
-    }
+    if config.train.mode == "full" { &plan.modes.full } else { &plan.modes.lora }
 }
 
 /// Colour of a verdict.
@@ -93,29 +89,15 @@ type Writer = fn(&PlanReport, &ModePlan, usize, Theme) -> Section;
 pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let theme = app.theme;
     let compact = super::super::frame::compact(area);
-    let [top, rest] = Layout::vertical([
-        Constraint::Length(if compact { 3 } else { 4 }),
-        Constraint::Fill(1),
-    ])
-    .areas(area);
+    let [top, rest] =
+        Layout::vertical([Constraint::Length(if compact { 3 } else { 4 }), Constraint::Fill(1)]).areas(area);
     verdicts(app, frame, top, compact);
     let wide = area.width >= 120;
-    let left = if wide {
-        44
-    } else {
-        (area.width * 2 / 5).clamp(24, 40)
-    };
+    let left = if wide { 44 } else { (area.width * 2 / 5).clamp(24, 40) };
     let [left, right] = Layout::horizontal([Constraint::Length(left), Constraint::Fill(1)]).areas(rest);
     let form_height = PLAN.len() as u16 + if compact { 1 } else { 2 };
     let [settings, place] = Layout::vertical([Constraint::Max(form_height), Constraint::Fill(1)]).areas(left);
-    let inner = pane(
-        frame,
-        settings,
-        Line::styled("settings", theme.title()),
-        !app.plan.details,
-        compact,
-        theme,
-    );
+    let inner = pane(frame, settings, Line::styled("settings", theme.title()), !app.plan.details, compact, theme);
     form(frame, inner, PLAN, &app.plan.form, &app.config, theme);
     match (&app.plan.report, &app.plan.error) {
         (Some(report), _) => {
@@ -123,14 +105,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
             details(app, frame, right, report, wide, compact);
         }
         (None, error) => {
-            let inner = pane(
-                frame,
-                right,
-                Line::styled("why", theme.title()),
-                app.plan.details,
-                compact,
-                theme,
-            );
+            let inner = pane(frame, right, Line::styled("why", theme.title()), app.plan.details, compact, theme);
             let (text, style) = match error {
                 Some(e) => (format!("✗ {e}"), theme.tone(Tone::Bad)),
                 None if app.config.model.path.is_empty() => {
@@ -138,10 +113,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
                 }
                 None => ("planning…".into(), theme.dim()),
             };
-            let text = wrap(&text, inner.width.into())
-                .into_iter()
-                .map(|l| Line::styled(l, style))
-                .collect();
+            let text = wrap(&text, inner.width.into()).into_iter().map(|l| Line::styled(l, style)).collect();
             lines(frame, inner, text, 0);
         }
     }
@@ -155,11 +127,7 @@ fn verdicts(app: &App, frame: &mut Frame, area: Rect, compact: bool) {
         title.push(Span::styled(facts, theme.dim()));
         if area.width >= 100 {
             title.push(Span::styled(
-                format!(
-                    "  on {} ({})",
-                    cut(&r.machine.name, 30),
-                    cut(&r.machine.source, 40)
-                ),
+                format!("  on {} ({})", cut(&r.machine.name, 30), cut(&r.machine.source, 40)),
                 theme.dim(),
             ));
         }
@@ -169,18 +137,10 @@ fn verdicts(app: &App, frame: &mut Frame, area: Rect, compact: bool) {
         put(frame, inner, Line::styled("no plan", theme.dim()));
         return;
     };
-    for (row, (mode, name, plan)) in [
-        ("lora", "LoRA", &report.modes.lora),
-        ("full", "Full", &report.modes.full),
-    ]
-    .into_iter()
-    .enumerate()
+    for (row, (mode, name, plan)) in
+        [("lora", "LoRA", &report.modes.lora), ("full", "Full", &report.modes.full)].into_iter().enumerate()
     {
-        let at = Rect {
-            y: inner.y + row as u16,
-            height: 1,
-            ..inner
-        };
+        let at = Rect { y: inner.y + row as u16, height: 1, ..inner };
         let chosen = app.config.train.mode == mode;
         let mut spans = vec![Span::styled(
             format!("{} {name} ", if chosen { "▸" } else { " " }),
@@ -188,10 +148,7 @@ fn verdicts(app: &App, frame: &mut Frame, area: Rect, compact: bool) {
         )];
         spans.push(verdict_span(plan.verdict, theme));
         if plan.verdict == Verdict::Infeasible {
-            spans.push(Span::styled(
-                format!("  {}", plan.reasons.first().map_or("", String::as_str)),
-                theme.dim(),
-            ));
+            spans.push(Span::styled(format!("  {}", plan.reasons.first().map_or("", String::as_str)), theme.dim()));
         } else {
             let s = &plan.seconds_per_step;
             spans.push(Span::raw(format!("  {} to {} a step", secs(s.low), secs(s.high))));
@@ -214,15 +171,10 @@ pub fn verdict_span(verdict: Verdict, theme: Theme) -> Span<'static> {
 fn wear(plan: &ModePlan) -> String {
     match (plan.wear.written_per_step.0, plan.wear.steps_to_tbw) {
         (0, _) => "writes nothing".into(),
-        (_, Some(steps)) => format!(
-            "writes {} a step, {} to the drive's rating",
-            plan.wear.written_per_step,
-            count(steps)
-        ),
-        (_, None) => format!(
-            "writes {} a step, the drive's rating is unknown",
-            plan.wear.written_per_step
-        ),
+        (_, Some(steps)) => {
+            format!("writes {} a step, {} to the drive's rating", plan.wear.written_per_step, count(steps))
+        }
+        (_, None) => format!("writes {} a step, the drive's rating is unknown", plan.wear.written_per_step),
     }
 }
 
@@ -236,23 +188,12 @@ fn placement(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, comp
     let mut title = vec![Span::styled("blocks ", theme.title())];
     title.extend(counts(&tiers, theme));
     let inner = pane(frame, area, Line::from(title), false, compact, theme);
-    let map = BlockMap {
-        tiers: &tiers,
-        states: &[],
-        theme,
-    };
+    let map = BlockMap { tiers: &tiers, states: &[], theme };
     let mut text = map.lines(inner.width.into(), inner.height.into());
     if text.len() + 2 <= inner.height as usize {
-        let trains = format!(
-            "blocks {} to {} train",
-            plan.lowest_trainable,
-            report.n_blocks.saturating_sub(1)
-        );
+        let trains = format!("blocks {} to {} train", plan.lowest_trainable, report.n_blocks.saturating_sub(1));
         text.push(Line::styled(trains, theme.dim()));
-        text.push(Line::styled(
-            format!("at most {} on the device at once", plan.residency),
-            theme.dim(),
-        ));
+        text.push(Line::styled(format!("at most {} on the device at once", plan.residency), theme.dim()));
     }
     lines(frame, inner, text, 0);
 }
@@ -261,10 +202,7 @@ fn details(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, wide: 
     let theme = app.theme;
     let plan = chosen(&app.config, report);
     let groups: Vec<Vec<Writer>> = if wide {
-        vec![
-            vec![why, weights, others],
-            vec![device_memory, host_memory, notes],
-        ]
+        vec![vec![why, weights, others], vec![device_memory, host_memory, notes]]
     } else {
         vec![vec![why, weights, device_memory, host_memory, others, notes]]
     };
@@ -274,14 +212,7 @@ fn details(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, wide: 
             stack(app, frame, *column, &group, report, plan);
             continue;
         }
-        let inner = pane(
-            frame,
-            *column,
-            Line::styled("plan", theme.title()),
-            app.plan.details,
-            compact,
-            theme,
-        );
+        let inner = pane(frame, *column, Line::styled("plan", theme.title()), app.plan.details, compact, theme);
         let mut text = Vec::new();
         for section in group {
             let (title, body) = section(report, plan, inner.width.into(), theme);
@@ -294,12 +225,8 @@ fn details(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, wide: 
         let scroll = app.plan.scroll.min(most);
         lines(frame, inner, text, scroll);
         if scroll < most {
-            let at = Rect {
-                x: inner.right().saturating_sub(9),
-                y: inner.bottom().saturating_sub(1),
-                width: 9,
-                height: 1,
-            };
+            let at =
+                Rect { x: inner.right().saturating_sub(9), y: inner.bottom().saturating_sub(1), width: 9, height: 1 };
             put(frame, at, Line::styled(" ↓ tab j ", theme.dim()));
         }
     }
@@ -307,29 +234,16 @@ fn details(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, wide: 
 
 fn stack(app: &App, frame: &mut Frame, area: Rect, group: &[Writer], report: &PlanReport, plan: &ModePlan) {
     let width = (area.width as usize).saturating_sub(2);
-    let sections: Vec<Section> = group
-        .iter()
-        .map(|f| f(report, plan, width, app.theme))
-        .filter(|(_, body)| !body.is_empty())
-        .collect();
+    let sections: Vec<Section> =
+        group.iter().map(|f| f(report, plan, width, app.theme)).filter(|(_, body)| !body.is_empty()).collect();
     let last = sections.len().saturating_sub(1);
-    let heights = sections.iter().enumerate().map(|(i, (_, body))| {
-        if i == last {
-            Constraint::Fill(1)
-        } else {
-            Constraint::Length(body.len() as u16 + 2)
-        }
-    });
+    let heights = sections
+        .iter()
+        .enumerate()
+        .map(|(i, (_, body))| if i == last { Constraint::Fill(1) } else { Constraint::Length(body.len() as u16 + 2) });
     let areas = Layout::vertical(heights).split(area);
     for ((title, body), at) in sections.into_iter().zip(areas.iter()) {
-        let inner = pane(
-            frame,
-            *at,
-            Line::styled(title, app.theme.title()),
-            app.plan.details,
-            false,
-            app.theme,
-        );
+        let inner = pane(frame, *at, Line::styled(title, app.theme.title()), app.plan.details, false, app.theme);
         lines(frame, inner, body, 0);
     }
 }
@@ -338,10 +252,7 @@ fn bullets(items: &[String], sign: &str, style: Style, width: usize) -> Vec<Line
     let mut out = Vec::new();
     for item in items {
         for (i, part) in wrap(item, width.saturating_sub(2)).into_iter().enumerate() {
-            out.push(Line::styled(
-                format!("{} {part}", if i == 0 { sign } else { " " }),
-                style,
-            ));
+            out.push(Line::styled(format!("{} {part}", if i == 0 { sign } else { " " }), style));
         }
     }
     out
@@ -350,12 +261,7 @@ fn bullets(items: &[String], sign: &str, style: Style, width: usize) -> Vec<Line
 fn why(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Section {
     let mut text = bullets(&plan.reasons, "•", Style::default(), width);
     if let Some(fix) = &plan.nearest_fix {
-        text.extend(bullets(
-            &[format!("nearest fix: {fix}")],
-            "→",
-            theme.tone(Tone::Notice),
-            width,
-        ));
+        text.extend(bullets(&[format!("nearest fix: {fix}")], "→", theme.tone(Tone::Notice), width));
     }
     ("why", text)
 }
@@ -373,10 +279,7 @@ fn weights(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Secti
     let mut split = Vec::new();
     for (tier, _, bytes, glyph) in tiers {
         let cells = (ratio_of(bytes.0 as f64, all) * room as f64).round() as usize;
-        split.push(Span::styled(
-            glyph.to_string().repeat(cells),
-            tier_style(tier, theme),
-        ));
+        split.push(Span::styled(glyph.to_string().repeat(cells), tier_style(tier, theme)));
     }
     text.push(Line::from(split));
     let mut line = Vec::new();
@@ -388,12 +291,7 @@ fn weights(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Secti
     text.push(Line::from(line));
     let s = &plan.per_step;
     let mut line = vec![Span::styled("a step  ", theme.dim())];
-    for (name, bytes) in [
-        ("read", s.disk_read),
-        ("to GPU", s.h2d),
-        ("back", s.d2h),
-        ("written", s.written),
-    ] {
+    for (name, bytes) in [("read", s.disk_read), ("to GPU", s.h2d), ("back", s.d2h), ("written", s.written)] {
         line.extend(pair(name, format!("{bytes}  "), theme));
     }
     let narrow = Line::from(line.clone()).width() > width;
@@ -415,35 +313,17 @@ fn memory(plan: &VramPlan, width: usize, tone: Tone, theme: Theme) -> Vec<Line<'
     let over = plan.budget.0 > 0 && plan.total > plan.budget;
     let style = theme.tone(if over { Tone::Bad } else { tone });
     let ratio = ratio_of(plan.total.0 as f64, plan.budget.0 as f64);
-    let text = format!(
-        " {} of {}{}",
-        plan.total,
-        plan.budget,
-        if over { " ✗ over" } else { "" }
-    );
-    let mut line = bar(
-        width.saturating_sub(text.len() + 1).min(30),
-        ratio,
-        None,
-        style,
-        theme,
-    );
+    let text = format!(" {} of {}{}", plan.total, plan.budget, if over { " ✗ over" } else { "" });
+    let mut line = bar(width.saturating_sub(text.len() + 1).min(30), ratio, None, style, theme);
     line.push(Span::raw(text));
     let mut out = vec![Line::from(line)];
     let mut terms: Vec<_> = plan.terms.iter().collect();
     terms.sort_by_key(|(_, b)| std::cmp::Reverse(b.0));
-    let name_width = terms
-        .iter()
-        .map(|(n, _)| crate::ui::text::width(n))
-        .max()
-        .unwrap_or(0)
-        .min(width.saturating_sub(11));
+    let name_width =
+        terms.iter().map(|(n, _)| crate::ui::text::width(n)).max().unwrap_or(0).min(width.saturating_sub(11));
     for (name, bytes) in terms {
         out.push(Line::from(vec![
-            Span::styled(
-                format!("{} ", crate::ui::text::fit(&name.replace('_', " "), name_width)),
-                theme.dim(),
-            ),
+            Span::styled(format!("{} ", crate::ui::text::fit(&name.replace('_', " "), name_width)), theme.dim()),
             Span::raw(format!("{bytes:>9}")),
         ]));
     }
@@ -461,12 +341,7 @@ fn host_memory(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> S
 fn others(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Section {
     let mut text = Vec::new();
     for c in &plan.candidates {
-        let head = format!(
-            "{:<5} {:>9}  {} a step  ",
-            c.format,
-            c.bytes.to_string(),
-            secs(c.seconds_per_step)
-        );
+        let head = format!("{:<5} {:>9}  {} a step  ", c.format, c.bytes.to_string(), secs(c.seconds_per_step));
         text.push(Line::from(vec![verdict_span(c.verdict, theme), Span::raw(head)]));
         text.extend(bullets(std::slice::from_ref(&c.note), " ", theme.dim(), width));
     }
@@ -476,12 +351,7 @@ fn others(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Sectio
 fn notes(report: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Section {
     let mut text = bullets(&report.notes, "•", theme.dim(), width);
     if !plan.command.is_empty() {
-        text.extend(bullets(
-            std::slice::from_ref(&plan.command),
-            "$",
-            theme.dim(),
-            width,
-        ));
+        text.extend(bullets(std::slice::from_ref(&plan.command), "$", theme.dim(), width));
     }
     ("notes", text)
 }

@@ -69,10 +69,9 @@ fn shown(report: &Value, path: &str, form: Form) -> String {
     match (form, value) {
         (Form::Text, Value::String(s)) => s.clone(),
         (Form::Bytes, v) => v.as_u64().map_or_else(|| v.to_string(), |b| Bytes(b).to_string()),
-        (Form::Count, v) => v.as_u64().map_or_else(
-            || v.to_string(),
-            |n| if n < 10_000 { n.to_string() } else { count(n) },
-        ),
+        (Form::Count, v) => {
+            v.as_u64().map_or_else(|| v.to_string(), |n| if n < 10_000 { n.to_string() } else { count(n) })
+        }
         (Form::Number, v) => v.as_f64().map_or_else(|| v.to_string(), |x| format!("{x:.4}")),
         (Form::Seconds, v) => v.as_f64().map_or_else(|| v.to_string(), secs),
         (Form::Text, v) => v.to_string(),
@@ -98,11 +97,7 @@ pub fn report_lines(reports: &[Value], width: usize, theme: Theme) -> Vec<Line<'
         let mut spans = vec![Span::styled(fit(label, LABEL), theme.dim())];
         for report in reports {
             let text = shown(report, path, *form);
-            spans.push(if reports.len() == 1 {
-                Span::raw(cut(&text, column))
-            } else {
-                Span::raw(fit(&text, column))
-            });
+            spans.push(if reports.len() == 1 { Span::raw(cut(&text, column)) } else { Span::raw(fit(&text, column)) });
         }
         if let [a, b] = reports {
             spans.push(change(at(a, path), at(b, path), theme));
@@ -129,11 +124,9 @@ fn change(a: Option<&Value>, b: Option<&Value>, theme: Theme) -> Span<'static> {
 fn verdict_on_forecast(report: &Value, theme: Theme) -> Vec<Line<'static>> {
     let number = |path| at(report, path).and_then(Value::as_f64);
     let mut out = Vec::new();
-    if let (Some(low), Some(high), Some(median)) = (
-        number("forecast.low"),
-        number("forecast.high"),
-        number("seconds_per_step.median"),
-    ) {
+    if let (Some(low), Some(high), Some(median)) =
+        (number("forecast.low"), number("forecast.high"), number("seconds_per_step.median"))
+    {
         let (sign, word, tone) = if median < low {
             ("✓", "faster than forecast", Tone::Good)
         } else if median <= high {
@@ -142,12 +135,7 @@ fn verdict_on_forecast(report: &Value, theme: Theme) -> Vec<Line<'static>> {
             ("!", "slower than forecast", Tone::Notice)
         };
         out.push(Line::styled(
-            format!(
-                "{sign} {word}: {} for {} to {}",
-                secs(median),
-                secs(low),
-                secs(high)
-            ),
+            format!("{sign} {word}: {} for {} to {}", secs(median), secs(low), secs(high)),
             theme.tone(tone),
         ));
         if let (Some(read), Some(steps)) = (number("bytes.disk_read"), number("steps"))
@@ -174,11 +162,9 @@ mod tests {
 
     #[test]
     fn a_report_of_any_shape_is_shown_without_a_panic() {
-        for odd in [
-            json!(null),
-            json!([]),
-            json!({"loss": 3, "steps": -1, "vram": {"live": "x"}, "bytes": {"h2d": 1e300}}),
-        ] {
+        for odd in
+            [json!(null), json!([]), json!({"loss": 3, "steps": -1, "vram": {"live": "x"}, "bytes": {"h2d": 1e300}})]
+        {
             assert!(text(std::slice::from_ref(&odd)).contains("loss first"));
             text(&[odd.clone(), odd]);
         }
@@ -189,10 +175,7 @@ mod tests {
         let a = json!({"run_id": "a", "loss": {"last": 2.0}, "steps": 10});
         let b = json!({"run_id": "b", "loss": {"last": 1.5}, "steps": 10});
         let shown = text(&[a, b]);
-        assert!(
-            shown.contains("-25.0 %") && shown.contains("differs") && shown.contains('='),
-            "{shown}"
-        );
+        assert!(shown.contains("-25.0 %") && shown.contains("differs") && shown.contains('='), "{shown}");
     }
 
     #[test]

@@ -57,60 +57,15 @@ impl RunsScreen {
 }
 
 const COLUMNS: &[Column] = &[
-    Column {
-        title: "",
-        width: 2,
-        right: false,
-        from: 0,
-    },
-    Column {
-        title: "run",
-        width: 0,
-        right: false,
-        from: 0,
-    },
-    Column {
-        title: "verdict",
-        width: 12,
-        right: false,
-        from: 72,
-    },
-    Column {
-        title: "status",
-        width: 15,
-        right: false,
-        from: 56,
-    },
-    Column {
-        title: "steps",
-        width: 6,
-        right: true,
-        from: 0,
-    },
-    Column {
-        title: "loss",
-        width: 12,
-        right: true,
-        from: 0,
-    },
-    Column {
-        title: "held-out",
-        width: 12,
-        right: true,
-        from: 90,
-    },
-    Column {
-        title: "a step",
-        width: 9,
-        right: true,
-        from: 100,
-    },
-    Column {
-        title: "model",
-        width: 26,
-        right: false,
-        from: 130,
-    },
+    Column { title: "", width: 2, right: false, from: 0 },
+    Column { title: "run", width: 0, right: false, from: 0 },
+    Column { title: "verdict", width: 12, right: false, from: 72 },
+    Column { title: "status", width: 15, right: false, from: 56 },
+    Column { title: "steps", width: 6, right: true, from: 0 },
+    Column { title: "loss", width: 12, right: true, from: 0 },
+    Column { title: "held-out", width: 12, right: true, from: 90 },
+    Column { title: "a step", width: 9, right: true, from: 100 },
+    Column { title: "model", width: 26, right: false, from: 130 },
 ];
 
 /// Draws the screen.
@@ -135,11 +90,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
                 RunStatus::Running => ("▸", Tone::Accent),
                 _ => ("!", Tone::Notice),
             };
-            let mark = if app.runs.marked.contains(&r.dir) {
-                "◆"
-            } else {
-                " "
-            };
+            let mark = if app.runs.marked.contains(&r.dir) { "◆" } else { " " };
             let plain = Style::default();
             vec![
                 (format!("{mark}{sign}"), theme.tone(tone)),
@@ -155,20 +106,9 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         })
         .collect();
     if rows.is_empty() {
-        let text = if list.is_empty() {
-            "No run yet. Plan one (3) and press enter."
-        } else {
-            "Nothing matches the filter."
-        };
-        lines(
-            frame,
-            inner,
-            wrap(text, inner.width.into())
-                .into_iter()
-                .map(Line::from)
-                .collect(),
-            0,
-        );
+        let text =
+            if list.is_empty() { "No run yet. Plan one (3) and press enter." } else { "Nothing matches the filter." };
+        lines(frame, inner, wrap(text, inner.width.into()).into_iter().map(Line::from).collect(), 0);
     } else {
         table(frame, inner, COLUMNS, &rows, list.cursor(), theme);
     }

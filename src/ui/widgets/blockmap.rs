@@ -43,21 +43,13 @@ impl BlockMap<'_> {
             (room.max(1), false)
         };
         let rows: Vec<usize> = (0..n).step_by(per_row).collect();
-        let active = self
-            .states
-            .iter()
-            .position(|s| *s == BlockState::Active)
-            .unwrap_or(0)
-            / per_row;
+        let active = self.states.iter().position(|s| *s == BlockState::Active).unwrap_or(0) / per_row;
         let first = super::super::list::window(active, rows.len(), height);
         rows.into_iter()
             .skip(first)
             .take(height)
             .map(|start| {
-                let mut spans = vec![Span::styled(
-                    format!("{start:>w$} ", w = gutter - 1),
-                    self.theme.dim(),
-                )];
+                let mut spans = vec![Span::styled(format!("{start:>w$} ", w = gutter - 1), self.theme.dim())];
                 for block in start..(start + per_row).min(n) {
                     if block > start && (airy || (block - start).is_multiple_of(GROUP)) {
                         spans.push(Span::raw(" "));
@@ -76,17 +68,12 @@ impl BlockMap<'_> {
         match self.states.get(block) {
             None => Span::styled(upper.to_string(), style),
             Some(BlockState::Away) => Span::styled(lower.to_string(), style.add_modifier(Modifier::DIM)),
-            Some(BlockState::Reading) => {
-                Span::styled("·", self.theme.tone(Tone::Notice).add_modifier(Modifier::BOLD))
-            }
-            Some(BlockState::Copying) => {
-                Span::styled("›", self.theme.tone(Tone::Accent).add_modifier(Modifier::BOLD))
-            }
+            Some(BlockState::Reading) => Span::styled("·", self.theme.tone(Tone::Notice).add_modifier(Modifier::BOLD)),
+            Some(BlockState::Copying) => Span::styled("›", self.theme.tone(Tone::Accent).add_modifier(Modifier::BOLD)),
             Some(BlockState::Resident) => Span::styled(upper.to_string(), style.add_modifier(Modifier::BOLD)),
-            Some(BlockState::Active) => Span::styled(
-                upper.to_string(),
-                style.add_modifier(Modifier::REVERSED | Modifier::BOLD),
-            ),
+            Some(BlockState::Active) => {
+                Span::styled(upper.to_string(), style.add_modifier(Modifier::REVERSED | Modifier::BOLD))
+            }
         }
     }
 
@@ -103,11 +90,7 @@ impl BlockMap<'_> {
         spans.push(Span::styled("A", self.theme.selected()));
         spans.push(Span::styled(" active", dim));
         let line = Line::from(spans);
-        if line.width() <= width {
-            line
-        } else {
-            Line::styled("A on a off · read › copy", dim)
-        }
+        if line.width() <= width { line } else { Line::styled("A on a off · read › copy", dim) }
     }
 }
 
@@ -141,28 +124,17 @@ mod tests {
     use super::*;
 
     fn text(lines: &[Line]) -> Vec<String> {
-        lines
-            .iter()
-            .map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect())
-            .collect()
+        lines.iter().map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect()).collect()
     }
 
     #[test]
     fn case_ui_13_every_state_reads_without_colour() {
         use BlockState as S;
         let states = [S::Away, S::Reading, S::Copying, S::Resident, S::Active];
-        let map = BlockMap {
-            tiers: &[TierName::Disk; 5],
-            states: &states,
-            theme: Theme::plain(),
-        };
+        let map = BlockMap { tiers: &[TierName::Disk; 5], states: &states, theme: Theme::plain() };
         let lines = map.lines(40, 3);
         assert_eq!(text(&lines), ["0 d · › D D"]);
-        let active = lines[0]
-            .spans
-            .iter()
-            .filter(|s| s.style.add_modifier.contains(Modifier::REVERSED))
-            .count();
+        let active = lines[0].spans.iter().filter(|s| s.style.add_modifier.contains(Modifier::REVERSED)).count();
         assert_eq!(active, 1, "active is reversed, resident is not");
     }
 
@@ -170,11 +142,7 @@ mod tests {
     fn a_map_that_is_too_small_shows_the_lines_around_the_active_block() {
         let mut states = vec![BlockState::Away; 96];
         states[90] = BlockState::Active;
-        let map = BlockMap {
-            tiers: &[TierName::Ram; 96],
-            states: &states,
-            theme: Theme::plain(),
-        };
+        let map = BlockMap { tiers: &[TierName::Ram; 96], states: &states, theme: Theme::plain() };
         let lines = text(&map.lines(12, 2));
         assert_eq!(lines.len(), 2);
         assert!(lines.iter().any(|l| l.contains('R')), "{lines:?}");

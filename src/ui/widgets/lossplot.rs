@@ -34,11 +34,7 @@ struct Bounds {
 
 impl LossPlot<'_> {
     fn scale(&self, y: f64) -> Option<f64> {
-        let y = if self.log_y {
-            if y > 0.0 { y.log10() } else { return None }
-        } else {
-            y
-        };
+        let y = if self.log_y { if y > 0.0 { y.log10() } else { return None } } else { y };
         (y.is_finite() && y.abs() < 1e12).then_some(y)
     }
 
@@ -53,31 +49,14 @@ impl LossPlot<'_> {
             .flat_map(|b| [b.y.0, b.y.1])
             .filter_map(|y| self.scale(y))
             .chain(evals.iter().map(|e| e.1));
-        let (low, high) = ys.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), y| {
-            (l.min(y), h.max(y))
-        });
-        let first = cols
-            .iter()
-            .map(|b| b.x.0)
-            .chain(evals.iter().map(|e| e.0))
-            .fold(f64::INFINITY, f64::min);
-        let last = cols
-            .iter()
-            .map(|b| b.x.1)
-            .chain(evals.iter().map(|e| e.0))
-            .fold(f64::NEG_INFINITY, f64::max);
+        let (low, high) = ys.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), y| (l.min(y), h.max(y)));
+        let first = cols.iter().map(|b| b.x.0).chain(evals.iter().map(|e| e.0)).fold(f64::INFINITY, f64::min);
+        let last = cols.iter().map(|b| b.x.1).chain(evals.iter().map(|e| e.0)).fold(f64::NEG_INFINITY, f64::max);
         if !(low.is_finite() && high.is_finite() && first.is_finite() && last.is_finite()) {
             return None;
         }
-        let pad = if high > low {
-            (high - low) * 0.05
-        } else {
-            high.abs().max(1.0) * 0.05
-        };
-        Some(Bounds {
-            x: [first, last.max(first + 1.0)],
-            y: [low - pad, high + pad],
-        })
+        let pad = if high > low { (high - low) * 0.05 } else { high.abs().max(1.0) * 0.05 };
+        Some(Bounds { x: [first, last.max(first + 1.0)], y: [low - pad, high + pad] })
     }
 
     /// Draws the chart with its labels.
@@ -96,16 +75,8 @@ impl LossPlot<'_> {
             .filter_map(|(x, y)| self.scale(y).map(|y| (x, y)))
             .collect();
         let Some(bounds) = self.bounds(&cols, &evals) else {
-            let text = if cols.is_empty() {
-                "no step yet"
-            } else {
-                "✗ no finite loss yet"
-            };
-            let middle = Rect {
-                y: area.y + area.height / 2,
-                height: 1,
-                ..area
-            };
+            let text = if cols.is_empty() { "no step yet" } else { "✗ no finite loss yet" };
+            let middle = Rect { y: area.y + area.height / 2, height: 1, ..area };
             frame.render_widget(Paragraph::new(text).style(self.theme.dim()).centered(), middle);
             return;
         };
@@ -121,103 +92,54 @@ impl LossPlot<'_> {
             .map(|y| label(self.unscale(y)))
             .collect();
         let gutter = labels.iter().map(|l| l.len()).max().unwrap_or(0).min(8) as u16 + 1;
-        let plot = Rect {
-            x: area.x + gutter,
-            width: area.width.saturating_sub(gutter),
-            height: area.height - 1,
-            ..area
-        };
+        let plot =
+            Rect { x: area.x + gutter, width: area.width.saturating_sub(gutter), height: area.height - 1, ..area };
         for (i, text) in labels.iter().enumerate() {
             let y = area.y + ((plot.height - 1) as usize * i / (ticks as usize - 1)) as u16;
-            let at = Rect {
-                x: area.x,
-                y,
-                width: gutter,
-                height: 1,
-            };
-            let line = Line::from(Span::styled(
-                format!("{text:>w$} ", w = gutter as usize - 1),
-                self.theme.dim(),
-            ));
+            let at = Rect { x: area.x, y, width: gutter, height: 1 };
+            let line = Line::from(Span::styled(format!("{text:>w$} ", w = gutter as usize - 1), self.theme.dim()));
             super::put(frame, at, line);
         }
-        let axis = Rect {
-            y: area.y + area.height - 1,
-            height: 1,
-            ..plot
-        };
-        let (left, right) = (
-            format!("{}", bounds.x[0] as u64),
-            format!("step {}", bounds.x[1] as u64),
-        );
+        let axis = Rect { y: area.y + area.height - 1, height: 1, ..plot };
+        let (left, right) = (format!("{}", bounds.x[0] as u64), format!("step {}", bounds.x[1] as u64));
         let gap = usize::from(axis.width).saturating_sub(left.len() + right.len());
-        super::put(
-            frame,
-            axis,
-            Line::styled(format!("{left}{}{right}", " ".repeat(gap)), self.theme.dim()),
-        );
+        super::put(frame, axis, Line::styled(format!("{left}{}{right}", " ".repeat(gap)), self.theme.dim()));
         self.curves(frame, plot, bounds, &cols, &evals);
     }
 
     fn curves(&self, frame: &mut Frame, area: Rect, bounds: Bounds, cols: &[Bucket], evals: &[(f64, f64)]) {
         let accent = color(self.theme.tone(Tone::Accent));
         let smoothed = self.smoothing > 0.0;
-        let faint = if self.theme.depth == Depth::Mono {
-            Color::Reset
-        } else {
-            Color::DarkGray
-        };
+        let faint = if self.theme.depth == Depth::Mono { Color::Reset } else { Color::DarkGray };
         let raw = if smoothed { faint } else { accent };
         let (theme, top) = (self.theme, bounds.y[1]);
-        let canvas = Canvas::default()
-            .marker(Marker::Braille)
-            .x_bounds(bounds.x)
-            .y_bounds(bounds.y)
-            .paint(|ctx| {
-                for segment in self.segments(cols) {
-                    let mut last = None;
-                    for (x, low, high, mean) in &segment {
-                        let (x, low, high, mean) = (*x, *low, *high, *mean);
-                        ctx.draw(&Stroke {
-                            x1: x,
-                            y1: low,
-                            x2: x,
-                            y2: high,
-                            color: raw,
-                        });
-                        if let Some((px, py)) = last.replace((x, mean)) {
-                            ctx.draw(&Stroke {
-                                x1: px,
-                                y1: py,
-                                x2: x,
-                                y2: mean,
-                                color: raw,
-                            });
-                        }
-                    }
-                    if smoothed {
-                        let means: Vec<f64> = segment.iter().map(|p| p.3).collect();
-                        let line = smooth(&means, self.smoothing);
-                        for (i, pair) in line.windows(2).enumerate() {
-                            let (x1, x2) = (segment[i].0, segment[i + 1].0);
-                            ctx.draw(&Stroke {
-                                x1,
-                                y1: pair[0],
-                                x2,
-                                y2: pair[1],
-                                color: accent,
-                            });
-                        }
+        let canvas = Canvas::default().marker(Marker::Braille).x_bounds(bounds.x).y_bounds(bounds.y).paint(|ctx| {
+            for segment in self.segments(cols) {
+                let mut last = None;
+                for (x, low, high, mean) in &segment {
+                    let (x, low, high, mean) = (*x, *low, *high, *mean);
+                    ctx.draw(&Stroke { x1: x, y1: low, x2: x, y2: high, color: raw });
+                    if let Some((px, py)) = last.replace((x, mean)) {
+                        ctx.draw(&Stroke { x1: px, y1: py, x2: x, y2: mean, color: raw });
                     }
                 }
-                ctx.layer();
-                for (x, y) in evals {
-                    ctx.print(*x, *y, Span::styled("◆", theme.tone(Tone::Second)));
+                if smoothed {
+                    let means: Vec<f64> = segment.iter().map(|p| p.3).collect();
+                    let line = smooth(&means, self.smoothing);
+                    for (i, pair) in line.windows(2).enumerate() {
+                        let (x1, x2) = (segment[i].0, segment[i + 1].0);
+                        ctx.draw(&Stroke { x1, y1: pair[0], x2, y2: pair[1], color: accent });
+                    }
                 }
-                for bucket in cols.iter().filter(|b| self.broken(b)) {
-                    ctx.print(bucket.x.1, top, Span::styled("✗", theme.tone(Tone::Bad)));
-                }
-            });
+            }
+            ctx.layer();
+            for (x, y) in evals {
+                ctx.print(*x, *y, Span::styled("◆", theme.tone(Tone::Second)));
+            }
+            for bucket in cols.iter().filter(|b| self.broken(b)) {
+                ctx.print(bucket.x.1, top, Span::styled("✗", theme.tone(Tone::Bad)));
+            }
+        });
         frame.render_widget(canvas, area);
     }
 
@@ -287,25 +209,12 @@ mod tests {
         let text = drawn(&[3.0, 2.5, f64::NAN, 2.0, 1.9], false, (40, 10));
         assert_eq!(text.matches('✗').count(), 1, "{text}");
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-        assert!(
-            drawn(&[f64::NAN; 3], false, (40, 10)).contains('◆'),
-            "held-out loss shows without training loss"
-        );
+        assert!(drawn(&[f64::NAN; 3], false, (40, 10)).contains('◆'), "held-out loss shows without training loss");
     }
 
     #[test]
     fn no_series_and_no_size_panics_or_hangs() {
-        let nasty = [
-            f64::NAN,
-            f64::INFINITY,
-            f64::NEG_INFINITY,
-            f64::MAX,
-            f64::MIN,
-            0.0,
-            -1.0,
-            1e-300,
-            5e-324,
-        ];
+        let nasty = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 0.0, -1.0, 1e-300, 5e-324];
         for size in [(1, 1), (2, 2), (12, 2), (13, 3), (40, 10), (300, 90)] {
             for log_y in [false, true] {
                 drawn(&[], log_y, size);

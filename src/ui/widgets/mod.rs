@@ -14,19 +14,8 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph};
 
 /// Frames a pane and returns its inside. Small areas get a heading line instead of a box, tiny ones nothing.
-pub fn pane(
-    frame: &mut Frame,
-    area: Rect,
-    title: Line<'_>,
-    focused: bool,
-    compact: bool,
-    theme: Theme,
-) -> Rect {
-    let style = if focused {
-        theme.tone(Tone::Accent)
-    } else {
-        theme.dim()
-    };
+pub fn pane(frame: &mut Frame, area: Rect, title: Line<'_>, focused: bool, compact: bool, theme: Theme) -> Rect {
+    let style = if focused { theme.tone(Tone::Accent) } else { theme.dim() };
     if !compact && area.width >= 10 && area.height >= 3 {
         let block = Block::bordered().border_set(border::ROUNDED).border_style(style);
         let inner = block.inner(area);
@@ -34,12 +23,7 @@ pub fn pane(
         let mut heading = vec![Span::raw(" ")];
         heading.extend(title.spans);
         heading.push(Span::raw(" "));
-        let at = Rect {
-            x: area.x + 2,
-            y: area.y,
-            width: area.width.saturating_sub(4),
-            height: 1,
-        };
+        let at = Rect { x: area.x + 2, y: area.y, width: area.width.saturating_sub(4), height: 1 };
         put(frame, at, Line::from(heading));
         return inner;
     }
@@ -52,11 +36,7 @@ pub fn pane(
     spans.insert(0, Span::styled(if focused { "▸" } else { "─" }, style));
     spans.push(Span::styled(format!(" {}", "─".repeat(rest.into())), style));
     put(frame, Rect { height: 1, ..area }, Line::from(spans));
-    Rect {
-        y: area.y + 1,
-        height: area.height - 1,
-        ..area
-    }
+    Rect { y: area.y + 1, height: area.height - 1, ..area }
 }
 
 /// Draws a line over whatever is there, no wider than the line.
@@ -64,14 +44,7 @@ pub fn put(frame: &mut Frame, area: Rect, line: Line<'_>) {
     let area = area.intersection(frame.area());
     if !area.is_empty() {
         let width = (line.width() as u16).min(area.width);
-        frame.render_widget(
-            Paragraph::new(line),
-            Rect {
-                width,
-                height: 1,
-                ..area
-            },
-        );
+        frame.render_widget(Paragraph::new(line), Rect { width, height: 1, ..area });
     }
 }
 
@@ -93,19 +66,13 @@ pub fn bar(width: usize, ratio: f64, mark: Option<f64>, style: Style, theme: The
         _ => '░',
     };
     let run = |from: usize, to: usize| (from..to).map(glyph).collect::<String>();
-    vec![
-        Span::styled(run(0, full), style),
-        Span::styled(run(full, width), theme.dim()),
-    ]
+    vec![Span::styled(run(0, full), style), Span::styled(run(full, width), theme.dim())]
 }
 
 /// `label value` with a dim label.
 #[must_use]
 pub fn pair(label: &str, value: impl Into<String>, theme: Theme) -> Vec<Span<'static>> {
-    vec![
-        Span::styled(format!("{label} "), theme.dim()),
-        Span::raw(value.into()),
-    ]
+    vec![Span::styled(format!("{label} "), theme.dim()), Span::raw(value.into())]
 }
 
 /// Wraps text to `width` columns at spaces; a longer word is cut across lines.
@@ -150,10 +117,7 @@ mod tests {
         let text = "the quick 模型七十亿模型七十亿 brown foxjumpsoverthelazydog again";
         for width in 2..30 {
             let lines = wrap(text, width);
-            assert!(
-                lines.iter().all(|l| crate::ui::text::width(l) <= width),
-                "{width}: {lines:?}"
-            );
+            assert!(lines.iter().all(|l| crate::ui::text::width(l) <= width), "{width}: {lines:?}");
             assert_eq!(lines.concat().replace(' ', ""), text.replace(' ', ""), "{width}");
         }
         assert_eq!(wrap("模", 1), ["…"]);
@@ -164,10 +128,7 @@ mod tests {
     #[test]
     fn a_bar_fills_to_its_ratio() {
         let text = |r, m| {
-            bar(10, r, m, Style::default(), Theme::plain())
-                .iter()
-                .map(|s| s.content.to_string())
-                .collect::<String>()
+            bar(10, r, m, Style::default(), Theme::plain()).iter().map(|s| s.content.to_string()).collect::<String>()
         };
         assert_eq!(text(0.5, None), "█████░░░░░");
         assert_eq!(text(0.2, Some(0.8)), "██░░░░░│░░");

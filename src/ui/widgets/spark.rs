@@ -20,18 +20,8 @@ pub fn draw(frame: &mut Frame, area: Rect, samples: &[f64], tone: Tone, theme: T
         .chain(kept.iter().map(|v| {
             let scaled = (ratio_of(*v, highest) * FULL) as u64;
             // What moved at all shows: the lowest step is for more than nothing.
-            if *v > 0.0 {
-                scaled.max((FULL / 8.0 / f64::from(area.height.max(1))) as u64 + 1)
-            } else {
-                0
-            }
+            if *v > 0.0 { scaled.max((FULL / 8.0 / f64::from(area.height.max(1))) as u64 + 1) } else { 0 }
         }))
         .collect();
-    frame.render_widget(
-        Sparkline::default()
-            .data(data)
-            .max(FULL as u64)
-            .style(theme.tone(tone)),
-        area,
-    );
+    frame.render_widget(Sparkline::default().data(data).max(FULL as u64).style(theme.tone(tone)), area);
 }

@@ -25,38 +25,20 @@ pub struct Column {
 pub type Cell = (String, Style);
 
 /// Draws `rows` under their headings and marks row `cursor`.
-pub fn draw(
-    frame: &mut Frame,
-    area: Rect,
-    columns: &[Column],
-    rows: &[Vec<Cell>],
-    cursor: usize,
-    theme: Theme,
-) {
+pub fn draw(frame: &mut Frame, area: Rect, columns: &[Column], rows: &[Vec<Cell>], cursor: usize, theme: Theme) {
     if area.is_empty() {
         return;
     }
-    let shown: Vec<(usize, Column)> = columns
-        .iter()
-        .copied()
-        .enumerate()
-        .filter(|(_, c)| area.width >= c.from)
-        .collect();
+    let shown: Vec<(usize, Column)> =
+        columns.iter().copied().enumerate().filter(|(_, c)| area.width >= c.from).collect();
     let fixed: usize = shown.iter().map(|(_, c)| c.width + 1).sum();
     let fills = shown.iter().filter(|(_, c)| c.width == 0).count().max(1);
     let fill = (area.width as usize).saturating_sub(fixed + 1) / fills;
     let width = |c: Column| if c.width == 0 { fill } else { c.width };
     let text = |c: Column, t: &str| {
-        if c.right {
-            fit_right(t, width(c))
-        } else {
-            fit(t, width(c))
-        }
+        if c.right { fit_right(t, width(c)) } else { fit(t, width(c)) }
     };
-    let heading: String = shown
-        .iter()
-        .map(|(_, c)| format!(" {}", text(*c, c.title)))
-        .collect();
+    let heading: String = shown.iter().map(|(_, c)| format!(" {}", text(*c, c.title))).collect();
     let mut lines = vec![Line::styled(heading, theme.dim())];
     let height = (area.height as usize).saturating_sub(1);
     let first = window(cursor, rows.len(), height);
@@ -71,11 +53,7 @@ pub fn draw(
         let pad = (area.width as usize).saturating_sub(line.width());
         let mut line = line;
         line.push_span(Span::raw(" ".repeat(pad)));
-        lines.push(if i == cursor {
-            line.style(theme.selected())
-        } else {
-            line
-        });
+        lines.push(if i == cursor { line.style(theme.selected()) } else { line });
     }
     super::lines(frame, area, lines, 0);
 }

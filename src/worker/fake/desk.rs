@@ -31,13 +31,7 @@ impl FakeDesk {
     /// A desk whose runs go under `results`.
     #[must_use]
     pub fn new(engine: FakeEngine, results: PathBuf, signals: Signals) -> FakeDesk {
-        FakeDesk {
-            engine,
-            results,
-            signals,
-            run: None,
-            started: 0,
-        }
+        FakeDesk { engine, results, signals, run: None, started: 0 }
     }
 }
 
@@ -61,17 +55,8 @@ impl Services for FakeDesk {
         let run_dir = config.results.as_ref().unwrap_or(&self.results).join(&run_id);
         std::fs::create_dir_all(&run_dir).map_err(|e| Error::io("create", &run_dir, e))?;
         let record = FakeRecord::new(run_dir.clone(), config.clone(), chosen(config, &plan).clone());
-        let job = Job {
-            config: config.clone(),
-            run_dir,
-            run_id,
-            plan: plan.clone(),
-            resume: None,
-        };
-        let engine = FakeEngine {
-            n_blocks: plan.n_blocks,
-            ..self.engine.clone()
-        };
+        let job = Job { config: config.clone(), run_dir, run_id, plan: plan.clone(), resume: None };
+        let engine = FakeEngine { n_blocks: plan.n_blocks, ..self.engine.clone() };
         let gauges = Box::new(|| Gauges {
             sm_clock_mhz: Some(1_785),
             gpu_util: Some(97),
@@ -81,13 +66,7 @@ impl Services for FakeDesk {
             ram_available: Some(Bytes(7_900_000_000)),
             ..Gauges::default()
         });
-        self.run = Some(RunHandle::spawn(
-            Box::new(engine),
-            job,
-            Box::new(record),
-            gauges,
-            self.signals.clone(),
-        )?);
+        self.run = Some(RunHandle::spawn(Box::new(engine), job, Box::new(record), gauges, self.signals.clone())?);
         Ok(())
     }
 

@@ -4,8 +4,8 @@ use crate::config::RunConfig;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
 use crate::event::{
-    BlockState, DataFacts, EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, Phase, Progress, RunStarted,
-    RunStatus, Saved, Stage, StepRecord, StreamStats, TierName, VramFigures,
+    BlockState, DataFacts, EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, Phase, Progress, RunStarted, RunStatus,
+    Saved, Stage, StepRecord, StreamStats, TierName, VramFigures,
 };
 use crate::units::Bytes;
 use std::collections::BTreeMap;
@@ -61,21 +61,14 @@ pub struct FakeEngine {
 
 impl Default for FakeEngine {
     fn default() -> Self {
-        FakeEngine {
-            n_blocks: 30,
-            visit: Duration::ZERO,
-            steps: None,
-            fault: Fault::None,
-        }
+        FakeEngine { n_blocks: 30, visit: Duration::ZERO, steps: None, fault: Fault::None }
     }
 }
 
 /// Where each of `n` blocks lives: a third in VRAM, a third in RAM, the rest on disk, spread evenly.
 #[must_use]
 pub(crate) fn tiers(n: usize) -> Vec<TierName> {
-    (0..n)
-        .map(|i| [TierName::Vram, TierName::Ram, TierName::Disk][i % 3])
-        .collect()
+    (0..n).map(|i| [TierName::Vram, TierName::Ram, TierName::Disk][i % 3]).collect()
 }
 
 /// The loss of `step`: falls from about 2.9 to 1.1 with a wobble.
@@ -125,18 +118,13 @@ impl Engine for FakeEngine {
         Ok(Outcome {
             status,
             step,
-            checkpoint: (status != RunStatus::Aborted)
-                .then(|| job.run_dir.join(format!("checkpoint-{step}"))),
+            checkpoint: (status != RunStatus::Aborted).then(|| job.run_dir.join(format!("checkpoint-{step}"))),
             vram: VramFigures {
                 live: Bytes(734_003_200),
                 reserved: Bytes(905_969_664),
                 device: Some(Bytes(1_325_400_064)),
             },
-            stats: StreamStats {
-                h2d_s: 0.4 * step as f64,
-                stall_s: 0.02 * step as f64,
-                ..StreamStats::default()
-            },
+            stats: StreamStats { h2d_s: 0.4 * step as f64, stall_s: 0.02 * step as f64, ..StreamStats::default() },
             residency_peak: 13,
         })
     }
@@ -156,20 +144,12 @@ fn wait(time: Duration, control: &Control) {
 #[must_use]
 pub fn narrate(engine: &FakeEngine, config: &RunConfig) -> Vec<(f64, EventKind)> {
     let mut all = Vec::new();
-    let told = engine.narrate(
-        config,
-        "20261129T173106Z-smol-lora",
-        Path::new("results/run"),
-        &mut |kind, at| {
-            all.push((at, kind));
-            true
-        },
-    );
+    let told = engine.narrate(config, "20261129T173106Z-smol-lora", Path::new("results/run"), &mut |kind, at| {
+        all.push((at, kind));
+        true
+    });
     if told.is_err() {
-        all.push((
-            all.last().map_or(0.0, |(at, _)| *at),
-            notice(Level::Error, "the scripted fault"),
-        ));
+        all.push((all.last().map_or(0.0, |(at, _)| *at), notice(Level::Error, "the scripted fault")));
     }
     all
 }
@@ -183,17 +163,9 @@ impl FakeEngine {
         run_dir: &Path,
         tell: &mut dyn FnMut(EventKind, f64) -> bool,
     ) -> Result<u64> {
-        let configured = if config.train.max_steps == 0 {
-            40
-        } else {
-            config.train.max_steps
-        };
+        let configured = if config.train.max_steps == 0 { 40 } else { config.train.max_steps };
         let (n, steps) = (self.n_blocks, self.steps.unwrap_or(configured));
-        let visit_s = if self.visit.is_zero() {
-            0.02
-        } else {
-            self.visit.as_secs_f64()
-        };
+        let visit_s = if self.visit.is_zero() { 0.02 } else { self.visit.as_secs_f64() };
         let (mut at, mut moved) = (0.0, (0u64, 0u64));
         macro_rules! tell {
             ($kind:expr, $dt:expr) => {{
@@ -203,45 +175,20 @@ impl FakeEngine {
                 }
             }};
         }
-        tell!(
-            EventKind::Started(started(config, run_id, run_dir, n, steps)),
-            0.0
-        );
-        tell!(
-            notice(
-                Level::Warn,
-                "io_uring is not allowed here: reading with pread, 4 threads"
-            ),
-            0.1
-        );
+        tell!(EventKind::Started(started(config, run_id, run_dir, n, steps)), 0.0);
+        tell!(notice(Level::Warn, "io_uring is not allowed here: reading with pread, 4 threads"), 0.1);
         for done in [0, 75, 150] {
-            tell!(
-                EventKind::Stage(Stage {
-                    name: "reading data".into(),
-                    done,
-                    total: 150,
-                    unit: "rows".into()
-                }),
-                0.1
-            );
+            tell!(EventKind::Stage(Stage { name: "reading data".into(), done, total: 150, unit: "rows".into() }), 0.1);
         }
-        let eval = |step| EvalRecord {
-            step,
-            loss: loss(step) + 0.12,
-            tokens: 9_120,
-            seconds: 0.8,
-        };
+        let eval = |step| EvalRecord { step, loss: loss(step) + 0.12, tokens: 9_120, seconds: 0.8 };
         tell!(EventKind::Eval(eval(0)), 0.8);
         let lowest = lowest_trainable(config, n);
         let visits = n + (n - lowest);
         for step in 1..=steps {
             let began = at;
             for visit in 0..visits {
-                let (phase, block) = if visit < n {
-                    (Phase::Forward, visit)
-                } else {
-                    (Phase::Backward, n - 1 - (visit - n))
-                };
+                let (phase, block) =
+                    if visit < n { (Phase::Forward, visit) } else { (Phase::Backward, n - 1 - (visit - n)) };
                 let tier = tiers(n)[block];
                 moved.0 += if tier == TierName::Disk { BLOCK } else { 0 };
                 moved.1 += if tier == TierName::Vram { 0 } else { BLOCK };
@@ -284,13 +231,7 @@ impl FakeEngine {
             };
             tell!(EventKind::Step(record), 0.0);
             if bad {
-                tell!(
-                    notice(
-                        Level::Error,
-                        &format!("loss is not finite at step {step}: update skipped")
-                    ),
-                    0.0
-                );
+                tell!(notice(Level::Error, &format!("loss is not finite at step {step}: update skipped")), 0.0);
             }
             if config.train.save_steps > 0 && step % config.train.save_steps == 0 {
                 tell!(saved(step, "checkpoint", run_dir), 0.05);
@@ -348,27 +289,13 @@ fn started(config: &RunConfig, run_id: &str, run_dir: &Path, n: usize, steps: u6
 /// The block being visited is active, the next two are on their way, VRAM blocks stay.
 fn states(n: usize, block: usize, phase: Phase) -> Vec<BlockState> {
     let ahead = |k: usize| {
-        if phase == Phase::Forward {
-            block.checked_add(k)
-        } else {
-            block.checked_sub(k)
-        }
+        if phase == Phase::Forward { block.checked_add(k) } else { block.checked_sub(k) }
     };
     let mut states: Vec<BlockState> = tiers(n)
         .into_iter()
-        .map(|t| {
-            if t == TierName::Vram {
-                BlockState::Resident
-            } else {
-                BlockState::Away
-            }
-        })
+        .map(|t| if t == TierName::Vram { BlockState::Resident } else { BlockState::Away })
         .collect();
-    for (k, state) in [
-        (1, BlockState::Resident),
-        (2, BlockState::Copying),
-        (3, BlockState::Reading),
-    ] {
+    for (k, state) in [(1, BlockState::Resident), (2, BlockState::Copying), (3, BlockState::Reading)] {
         if let Some(s) = ahead(k).and_then(|i| states.get_mut(i))
             && *s == BlockState::Away
         {
@@ -380,24 +307,12 @@ fn states(n: usize, block: usize, phase: Phase) -> Vec<BlockState> {
 }
 
 fn notice(level: Level, text: &str) -> EventKind {
-    EventKind::Notice(Notice {
-        level,
-        text: text.into(),
-    })
+    EventKind::Notice(Notice { level, text: text.into() })
 }
 
 fn saved(step: u64, what: &str, run_dir: &Path) -> EventKind {
-    let name = if what == "adapter" {
-        "adapter".to_owned()
-    } else {
-        format!("checkpoint-{step}")
-    };
-    EventKind::Saved(Saved {
-        step,
-        what: what.into(),
-        path: run_dir.join(name),
-        bytes: Bytes(3_690_000),
-    })
+    let name = if what == "adapter" { "adapter".to_owned() } else { format!("checkpoint-{step}") };
+    EventKind::Saved(Saved { step, what: what.into(), path: run_dir.join(name), bytes: Bytes(3_690_000) })
 }
 
 /// What a driver does: writes to both descriptors without asking.

@@ -7,8 +7,8 @@ use crate::engine::{ModelEntry, RunEntry};
 use crate::error::{Error, Result};
 use crate::event::{RunStatus, TierName};
 use crate::plan::{
-    BlockPlace, Candidate, ModePlan, Modes, PLAN_SCHEMA, PerStep, PlanReport, SecondsRange, TierBytes,
-    Verdict, VramPlan, Wear,
+    BlockPlace, Candidate, ModePlan, Modes, PLAN_SCHEMA, PerStep, PlanReport, SecondsRange, TierBytes, Verdict,
+    VramPlan, Wear,
 };
 use crate::units::{Bytes, GB};
 use std::collections::BTreeMap;
@@ -52,54 +52,21 @@ pub fn machine() -> Machine {
 /// Four checkpoints: the demo, one that streams, one that never fits, one that can't be used.
 #[must_use]
 pub fn models() -> Vec<ModelEntry> {
-    let entry =
-        |name: &str, origin: &str, family: &str, params, bytes, n_blocks, problem: Option<&str>| ModelEntry {
-            name: name.into(),
-            path: PathBuf::from(format!("models/{name}")),
-            origin: origin.into(),
-            family: family.into(),
-            params,
-            bytes: Bytes(bytes),
-            n_blocks,
-            problem: problem.map(String::from),
-        };
+    let entry = |name: &str, origin: &str, family: &str, params, bytes, n_blocks, problem: Option<&str>| ModelEntry {
+        name: name.into(),
+        path: PathBuf::from(format!("models/{name}")),
+        origin: origin.into(),
+        family: family.into(),
+        params,
+        bytes: Bytes(bytes),
+        n_blocks,
+        problem: problem.map(String::from),
+    };
     vec![
-        entry(
-            "SmolLM2-135M-Instruct",
-            "demo",
-            "llama",
-            134_515_008,
-            269_060_552,
-            30,
-            None,
-        ),
-        entry(
-            "meta-llama/Llama-3.1-8B-Instruct",
-            "hub cache",
-            "llama",
-            8_030_261_248,
-            16_060_522_496,
-            32,
-            None,
-        ),
-        entry(
-            "Qwen/Qwen3-32B",
-            "hub cache",
-            "qwen3",
-            32_762_123_264,
-            65_524_246_528,
-            64,
-            None,
-        ),
-        entry(
-            "模型-七十亿-é-👩‍🔬",
-            "folder",
-            "mistral",
-            7_248_023_552,
-            14_496_047_104,
-            32,
-            None,
-        ),
+        entry("SmolLM2-135M-Instruct", "demo", "llama", 134_515_008, 269_060_552, 30, None),
+        entry("meta-llama/Llama-3.1-8B-Instruct", "hub cache", "llama", 8_030_261_248, 16_060_522_496, 32, None),
+        entry("Qwen/Qwen3-32B", "hub cache", "qwen3", 32_762_123_264, 65_524_246_528, 64, None),
+        entry("模型-七十亿-é-👩‍🔬", "folder", "mistral", 7_248_023_552, 14_496_047_104, 32, None),
         entry(
             "Llama-3-broken",
             "folder",
@@ -131,20 +98,11 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
     let tokens = (config.data.max_length * config.train.per_device_train_batch_size) as u64;
     let terms = BTreeMap::from([
         ("activations".to_owned(), Bytes(tokens * 400_000)),
-        (
-            "adapter and moments".to_owned(),
-            Bytes(config.lora.r as u64 * model.n_blocks as u64 * 260_000),
-        ),
+        ("adapter and moments".to_owned(), Bytes(config.lora.r as u64 * model.n_blocks as u64 * 260_000)),
         ("embedding and head".to_owned(), Bytes(2 * block)),
-        (
-            "ring slots".to_owned(),
-            Bytes(config.stream.ring_slots() as u64 * block),
-        ),
+        ("ring slots".to_owned(), Bytes(config.stream.ring_slots() as u64 * block)),
         ("workspace".to_owned(), Bytes(180_000_000)),
-        (
-            "resident blocks".to_owned(),
-            Bytes(if model.bytes.0 > GB { 4 * block } else { 10 * block }),
-        ),
+        ("resident blocks".to_owned(), Bytes(if model.bytes.0 > GB { 4 * block } else { 10 * block })),
     ]);
     let total: Bytes = terms.values().copied().sum();
     let fits = total.0 <= vram_budget;
@@ -158,69 +116,42 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
         (true, true) => Verdict::Ram,
         (true, false) => Verdict::LoraDisk,
     };
-    let seconds =
-        2.0 * tier(TierName::Disk).0 as f64 / machine.disk.read + tokens as f64 * model.params as f64 / 1e13;
+    let seconds = 2.0 * tier(TierName::Disk).0 as f64 / machine.disk.read + tokens as f64 * model.params as f64 / 1e13;
     let lora = ModePlan {
         verdict,
         reasons: match verdict {
-            Verdict::Infeasible => vec![format!(
-                "needs {total} of device memory, {} is the budget",
-                Bytes(vram_budget)
-            )],
+            Verdict::Infeasible => {
+                vec![format!("needs {total} of device memory, {} is the budget", Bytes(vram_budget))]
+            }
             Verdict::Ram => vec![
                 format!("all {} of weights fit in host memory and VRAM", model.bytes),
                 "no byte of base or state crosses the disk during a step".into(),
             ],
             _ => vec![
-                format!(
-                    "{} of weights do not fit in {} of host memory",
-                    model.bytes, machine.ram.available
-                ),
-                format!(
-                    "{} stream from disk at every visit; nothing is written",
-                    tier(TierName::Disk)
-                ),
+                format!("{} of weights do not fit in {} of host memory", model.bytes, machine.ram.available),
+                format!("{} stream from disk at every visit; nothing is written", tier(TierName::Disk)),
             ],
         },
         nearest_fix: (!fits).then(|| "halve max_length, or lower the rank".to_owned()),
-        tiers: TierBytes {
-            vram: tier(TierName::Vram),
-            ram: tier(TierName::Ram),
-            disk: tier(TierName::Disk),
-        },
+        tiers: TierBytes { vram: tier(TierName::Vram), ram: tier(TierName::Ram), disk: tier(TierName::Disk) },
         per_step: PerStep {
             disk_read: tier(TierName::Disk) * 2,
             h2d: (tier(TierName::Disk) + tier(TierName::Ram)) * 2,
             d2h: Bytes(0),
             written: Bytes(0),
         },
-        seconds_per_step: SecondsRange {
-            low: seconds,
-            high: seconds * 1.35,
-            resource: "disk".into(),
-        },
-        vram: VramPlan {
-            total,
-            budget: Bytes(vram_budget),
-            terms,
-        },
+        seconds_per_step: SecondsRange { low: seconds, high: seconds * 1.35, resource: "disk".into() },
+        vram: VramPlan { total, budget: Bytes(vram_budget), terms },
         host: VramPlan {
             total: tier(TierName::Ram),
             budget: Bytes(pick(config.stream.host_budget.0, 8 * GB)),
             terms: BTreeMap::from([("RAM tier".to_owned(), tier(TierName::Ram))]),
         },
-        wear: Wear {
-            written_per_step: Bytes(0),
-            steps_to_tbw: None,
-        },
+        wear: Wear { written_per_step: Bytes(0), steps_to_tbw: None },
         placement: tiers(model.n_blocks)
             .into_iter()
             .enumerate()
-            .map(|(b, tier)| BlockPlace {
-                block: b,
-                tier,
-                bytes: Bytes(block),
-            })
+            .map(|(b, tier)| BlockPlace { block: b, tier, bytes: Bytes(block) })
             .collect(),
         ring_slots: config.stream.ring_slots(),
         residency: model.n_blocks / 3 + config.stream.ring_slots(),
@@ -236,21 +167,11 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
     };
     let written = Bytes(model.bytes.0 * 6);
     let full = ModePlan {
-        verdict: if model.bytes.0 > 8 * GB {
-            Verdict::Infeasible
-        } else {
-            Verdict::FullFtDisk
-        },
+        verdict: if model.bytes.0 > 8 * GB { Verdict::Infeasible } else { Verdict::FullFtDisk },
         reasons: vec![format!("{written} would be written per step")],
         nearest_fix: Some("train a LoRA".into()),
-        per_step: PerStep {
-            written,
-            ..lora.per_step
-        },
-        wear: Wear {
-            written_per_step: written,
-            steps_to_tbw: Some(300_000 * GB / written.0.max(1)),
-        },
+        per_step: PerStep { written, ..lora.per_step },
+        wear: Wear { written_per_step: written, steps_to_tbw: Some(300_000 * GB / written.0.max(1)) },
         candidates: Vec::new(),
         ..lora.clone()
     };
@@ -305,14 +226,6 @@ pub fn runs() -> Vec<RunEntry> {
             (Some(3.0), None),
             Some(1.21),
         ),
-        entry(
-            "20261127T080000Z-qwen3-lora",
-            "LORA_DISK",
-            RunStatus::Failed,
-            0,
-            (None, None),
-            (None, None),
-            None,
-        ),
+        entry("20261127T080000Z-qwen3-lora", "LORA_DISK", RunStatus::Failed, 0, (None, None), (None, None), None),
     ]
 }

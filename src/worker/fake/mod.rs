@@ -24,27 +24,19 @@ use std::time::Duration;
 pub fn from_env(results: &Path, signals: &Signals) -> Result<Option<Box<dyn Services>>> {
     let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
     let number = |name: &str| {
-        let read = |v: String| {
-            v.parse::<u64>()
-                .map_err(|_| Error::usage(format!("{name}='{v}' is not a number")))
-        };
+        let read = |v: String| v.parse::<u64>().map_err(|_| Error::usage(format!("{name}='{v}' is not a number")));
         set(name).map(read).transpose()
     };
     let Some(ms) = number("BSTUI_FAKE_ENGINE")? else {
         return Ok(None);
     };
     let fault = set("BSTUI_FAKE_FAULT").unwrap_or_default();
-    let fault = Fault::named(&fault)
-        .ok_or_else(|| Error::usage(format!("BSTUI_FAKE_FAULT='{fault}' is no fault")))?;
+    let fault = Fault::named(&fault).ok_or_else(|| Error::usage(format!("BSTUI_FAKE_FAULT='{fault}' is no fault")))?;
     let engine = FakeEngine {
         visit: Duration::from_millis(ms),
         steps: number("BSTUI_FAKE_STEPS")?,
         fault,
         ..FakeEngine::default()
     };
-    Ok(Some(Box::new(FakeDesk::new(
-        engine,
-        results.to_path_buf(),
-        signals.clone(),
-    ))))
+    Ok(Some(Box::new(FakeDesk::new(engine, results.to_path_buf(), signals.clone()))))
 }

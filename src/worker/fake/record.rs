@@ -23,15 +23,7 @@ pub(crate) struct FakeRecord {
 impl FakeRecord {
     pub fn new(dir: PathBuf, config: RunConfig, plan: ModePlan) -> FakeRecord {
         let started = RunStarted::default();
-        FakeRecord {
-            dir,
-            config,
-            plan,
-            started,
-            steps: Vec::new(),
-            evals: Vec::new(),
-            finished: None,
-        }
+        FakeRecord { dir, config, plan, started, steps: Vec::new(), evals: Vec::new(), finished: None }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cases about files: missing, stray, stale, hostile, broken, linked.
 
-use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use super::{dir, noted, open, refused};
+use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use blockstream_tui::checkpoint;
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -12,11 +12,7 @@ fn case_ck_01_missing_shard_is_named() {
     let d = dir();
     Model::tiny().shards(2).write(d.path());
     std::fs::remove_file(d.path().join("model-00002-of-00002.safetensors")).unwrap();
-    let words = [
-        "'model-00002-of-00002.safetensors'",
-        "20 of 39 tensors",
-        "incomplete copy or download?",
-    ];
+    let words = ["'model-00002-of-00002.safetensors'", "20 of 39 tensors", "incomplete copy or download?"];
     refused(d.path(), &words);
 }
 
@@ -25,33 +21,14 @@ fn case_ck_03_stray_weights_are_ignored_and_listed() {
     let d = dir();
     let model = Model::tiny().shards(2);
     model.write(d.path());
-    let stray = safetensors(
-        &Model::tiny().tensors(),
-        &Raw {
-            seed: 9,
-            ..Raw::default()
-        },
-    );
+    let stray = safetensors(&Model::tiny().tensors(), &Raw { seed: 9, ..Raw::default() });
     put(&d.path().join("model.safetensors"), &stray);
     put(&d.path().join("adapter_model.safetensors"), &stray);
     let c = open(d.path());
     assert_eq!(c.total_bytes().0, 363_648);
-    let names: Vec<_> = c
-        .files
-        .iter()
-        .map(|f| f.path.file_name().unwrap().to_str().unwrap())
-        .collect();
-    assert_eq!(
-        names,
-        [
-            "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors"
-        ]
-    );
-    noted(
-        &c,
-        &["ignored", "'model.safetensors'", "'adapter_model.safetensors'"],
-    );
+    let names: Vec<_> = c.files.iter().map(|f| f.path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]);
+    noted(&c, &["ignored", "'model.safetensors'", "'adapter_model.safetensors'"]);
 }
 
 #[test]
@@ -62,14 +39,7 @@ fn case_ck_05_stale_index_is_explained_and_rebuilt_only_when_asked() {
         let from = d.path().join(format!("model-0000{n}-of-00002.safetensors"));
         std::fs::rename(from, d.path().join(format!("part-{n}.safetensors"))).unwrap();
     }
-    refused(
-        d.path(),
-        &[
-            "names 2 absent files",
-            "2 other safetensors files cover all 39 expected tensors",
-            "rebuild",
-        ],
-    );
+    refused(d.path(), &["names 2 absent files", "2 other safetensors files cover all 39 expected tensors", "rebuild"]);
     checkpoint::rebuild_index(d.path()).unwrap();
     assert_eq!(open(d.path()).total_bytes().0, 363_648);
     assert!(d.path().join("model.safetensors.index.json.old").exists());
@@ -84,37 +54,21 @@ fn case_ck_06_shard_names_cannot_leave_the_folder() {
     // The kernel's own word that nothing there was opened.
     use rustix::fs::inotify;
     let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
-    inotify::add_watch(
-        &watch,
-        &evil,
-        inotify::WatchFlags::OPEN | inotify::WatchFlags::ACCESS,
-    )
-    .unwrap();
-    for name in [
-        "../evil/model.safetensors",
-        "/etc/passwd",
-        "sub/../../evil/x.safetensors",
-        "..",
-        "a\\..\\b.safetensors",
-    ] {
+    inotify::add_watch(&watch, &evil, inotify::WatchFlags::OPEN | inotify::WatchFlags::ACCESS).unwrap();
+    for name in
+        ["../evil/model.safetensors", "/etc/passwd", "sub/../../evil/x.safetensors", "..", "a\\..\\b.safetensors"]
+    {
         let model = d.path().join("X");
         let rename = move |m: &mut BTreeMap<String, String>| {
             m.values_mut().for_each(|v| *v = name.into());
         };
         Model::tiny().shards(2).weight_map(rename).write(&model);
         let e = refused(&model, &[name.rsplit('/').next().unwrap()]);
-        assert!(
-            e.contains("shard name escapes the model folder") || name.contains('\\'),
-            "{e}"
-        );
+        assert!(e.contains("shard name escapes the model folder") || name.contains('\\'), "{e}");
     }
     let mut buffer = [const { std::mem::MaybeUninit::uninit() }; 512];
     let mut events = inotify::Reader::new(&watch, &mut buffer);
-    assert_eq!(
-        events.next().err(),
-        Some(rustix::io::Errno::AGAIN),
-        "the evil folder was touched"
-    );
+    assert_eq!(events.next().err(), Some(rustix::io::Errno::AGAIN), "the evil folder was touched");
 }
 
 #[test]
@@ -138,27 +92,14 @@ fn case_ck_08_lfs_pointers_are_told_apart() {
         "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n",
         "0123456789abcdef".repeat(4)
     );
-    for name in [
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "config.json",
-        "generation_config.json",
-    ] {
+    for name in
+        ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"]
+    {
         let d = dir();
         Model::tiny().write(d.path());
         put(&d.path().join(name), &pointer);
         let size = format!("{} bytes", pointer.len());
-        let e = refused(
-            d.path(),
-            &[
-                name,
-                "Git-LFS pointer",
-                &size,
-                "the real file is 4.98 GB",
-                "fetch the real file",
-            ],
-        );
+        let e = refused(d.path(), &[name, "Git-LFS pointer", &size, "the real file is 4.98 GB", "fetch the real file"]);
         assert!(e.contains("download it"), "git is not the only way: {e}");
     }
 }
@@ -174,40 +115,16 @@ fn case_ck_09_every_kind_of_broken_file_has_its_own_message() {
     let short = good.len() as u64 - 10;
     let kinds: Vec<Broken> = vec![
         (whole(b""), vec!["is empty: 0 bytes found".into()]),
-        (
-            whole(b"1234567"),
-            vec!["7 bytes long".into(), "at least 10 bytes expected".into()],
-        ),
-        (
-            whole(&[0; 8]),
-            vec!["header of 0 bytes".into(), "file: 8 bytes".into()],
-        ),
-        (
-            whole(b"<!doctype html><title>Sign in</title>"),
-            vec!["a web page".into()],
-        ),
-        (
-            whole(b"PK\x03\x04 and so on"),
-            vec!["a zip archive".into(), "pickle".into()],
-        ),
+        (whole(b"1234567"), vec!["7 bytes long".into(), "at least 10 bytes expected".into()]),
+        (whole(&[0; 8]), vec!["header of 0 bytes".into(), "file: 8 bytes".into()]),
+        (whole(b"<!doctype html><title>Sign in</title>"), vec!["a web page".into()]),
+        (whole(b"PK\x03\x04 and so on"), vec!["a zip archive".into(), "pickle".into()]),
         (
             whole(&good[..short as usize]),
-            vec![
-                "truncated".into(),
-                format!("{short} bytes found, {} expected", good.len()),
-            ],
+            vec!["truncated".into(), format!("{short} bytes found, {} expected", good.len())],
         ),
-        (
-            sized(100_000_001, 100_000_100),
-            vec!["header of 100000001 bytes".into(), "limit of 100000000".into()],
-        ),
-        (
-            sized(1 << 63, 4096),
-            vec![
-                "claims 9223372036854775808 bytes".into(),
-                "the file has 4096".into(),
-            ],
-        ),
+        (sized(100_000_001, 100_000_100), vec!["header of 100000001 bytes".into(), "limit of 100000000".into()]),
+        (sized(1 << 63, 4096), vec!["claims 9223372036854775808 bytes".into(), "the file has 4096".into()]),
     ];
     if let Ok(path) = std::env::var("CK_09_CHILD") {
         let _ = checkpoint::open(Path::new(&path));
@@ -221,41 +138,17 @@ fn case_ck_09_every_kind_of_broken_file_has_its_own_message() {
         Model::tiny().write(d.path());
         let file = d.path().join("model.safetensors");
         put(&file, bytes);
-        std::fs::File::options()
-            .write(true)
-            .open(&file)
-            .unwrap()
-            .set_len(len)
-            .unwrap();
-        let words: Vec<&str> = words
-            .iter()
-            .map(String::as_str)
-            .chain(["model.safetensors"])
-            .collect();
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(len).unwrap();
+        let words: Vec<&str> = words.iter().map(String::as_str).chain(["model.safetensors"]).collect();
         let e = refused(d.path(), &words);
-        assert!(
-            seen.insert(e.replace(d.path().to_str().unwrap(), "")),
-            "said twice: {e}"
-        );
+        assert!(seen.insert(e.replace(d.path().to_str().unwrap(), "")), "said twice: {e}");
         let out = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "files::case_ck_09_every_kind_of_broken_file_has_its_own_message",
-                "--nocapture",
-            ])
+            .args(["--exact", "checkpoints::files::case_ck_09_every_kind_of_broken_file_has_its_own_message", "--nocapture"])
             .env("CK_09_CHILD", d.path())
             .output()
             .unwrap();
         let text = String::from_utf8(out.stdout).unwrap();
-        let kb = text
-            .split("VmHWM:")
-            .nth(1)
-            .unwrap()
-            .split_whitespace()
-            .next()
-            .unwrap()
-            .parse::<u64>()
-            .unwrap();
+        let kb = text.split("VmHWM:").nth(1).unwrap().split_whitespace().next().unwrap().parse::<u64>().unwrap();
         assert!(kb < 50_000, "peak {kb} kB for: {e}");
     }
 }
@@ -265,37 +158,18 @@ fn case_ck_11_ranges_cover_the_data_exactly_once() {
     let f32s = |name: &str, n: u64| Tensor::new(name, "F32", &[n]);
     let two = |a: (u64, u64), b: (u64, u64)| vec![f32s("a", 2).at(a.0, a.1), f32s("b", 2).at(b.0, b.1)];
     let one = |shape: &[u64], begin, end| vec![Tensor::new("a", "F32", shape).at(begin, end)];
-    let trailing = Raw {
-        trailer: b"XXXX".to_vec(),
-        ..Raw::default()
-    };
+    let trailing = Raw { trailer: b"XXXX".to_vec(), ..Raw::default() };
     let plain = Raw::default();
     let broken = [
-        (
-            two((0, 8), (0, 8)),
-            &plain,
-            vec!["'a' [0, 8]", "'b' [0, 8]", "overlap", "bytes [0, 8]"],
-        ),
+        (two((0, 8), (0, 8)), &plain, vec!["'a' [0, 8]", "'b' [0, 8]", "overlap", "bytes [0, 8]"]),
         (
             vec![f32s("a", 1).at(0, 4), f32s("b", 1).at(8, 12)],
             &plain,
             vec!["'a' [0, 4]", "'b' [8, 12]", "bytes [4, 8]", "no tensor"],
         ),
-        (
-            vec![f32s("a", 1)],
-            &trailing,
-            vec!["4 trailing bytes [4, 8]", "'a' [0, 4]"],
-        ),
-        (
-            one(&[3], 0, 8),
-            &plain,
-            vec!["'a'", "takes 12 bytes", "[0, 8]", "hold 8"],
-        ),
-        (
-            one(&[1 << 32, 1 << 32], 0, 8),
-            &plain,
-            vec!["'a'", "4294967296", "64 bits"],
-        ),
+        (vec![f32s("a", 1)], &trailing, vec!["4 trailing bytes [4, 8]", "'a' [0, 4]"]),
+        (one(&[3], 0, 8), &plain, vec!["'a'", "takes 12 bytes", "[0, 8]", "hold 8"]),
+        (one(&[1 << 32, 1 << 32], 0, 8), &plain, vec!["'a'", "4294967296", "64 bits"]),
         (one(&[2], 8, 0), &plain, vec!["'a'", "[8, 0]", "before it begins"]),
     ];
     for (tensors, raw, words) in broken {
@@ -326,17 +200,11 @@ fn case_ck_12_empty_and_scalar_tensors_are_legal() {
         t.push(Tensor::new("step", "F32", &[]));
     });
     let c = open(&model.write(d.path()));
-    let unused: Vec<_> = c
-        .unused
-        .iter()
-        .map(|&i| (c.tensors[i].name.as_str(), c.tensors[i].bytes))
-        .collect();
+    let unused: Vec<_> = c.unused.iter().map(|&i| (c.tensors[i].name.as_str(), c.tensors[i].bytes)).collect();
     assert_eq!(unused, [("marker", 0), ("step", 4)]);
     noted(&c, &["unused", "'marker'", "'step'"]);
     let d = dir();
-    Model::tiny()
-        .edit(|t| t.push(Tensor::new("step", "F32", &[1]).at(363_648, 363_648)))
-        .write(d.path());
+    Model::tiny().edit(|t| t.push(Tensor::new("step", "F32", &[1]).at(363_648, 363_648))).write(d.path());
     refused(d.path(), &["'step'", "takes 4 bytes", "hold 0"]);
 }
 
@@ -346,20 +214,11 @@ fn case_ck_14_hub_cache_links_good_and_dangling() {
     let repo = Model::tiny().write_hub(d.path(), "a/b", "0123abcd");
     let snapshot = repo.join("snapshots/0123abcd");
     let c = open(&snapshot);
-    assert_eq!(
-        (c.name.as_str(), c.hub_id.as_deref(), c.revision.as_deref()),
-        ("a/b", Some("a/b"), Some("0123abcd"))
-    );
+    assert_eq!((c.name.as_str(), c.hub_id.as_deref(), c.revision.as_deref()), ("a/b", Some("a/b"), Some("0123abcd")));
     assert_eq!(c.total_bytes().0, 363_648);
-    assert_eq!(
-        c.files[0].path.parent().unwrap(),
-        repo.join("blobs").canonicalize().unwrap()
-    );
+    assert_eq!(c.files[0].path.parent().unwrap(), repo.join("blobs").canonicalize().unwrap());
     let c = open(&repo);
-    assert_eq!(
-        (c.revision.as_deref(), c.dir.as_path()),
-        (Some("0123abcd"), snapshot.as_path())
-    );
+    assert_eq!((c.revision.as_deref(), c.dir.as_path()), (Some("0123abcd"), snapshot.as_path()));
     noted(&c, &["0123abcd", "refs/main"]);
 
     // Copies in place of links, as on a system without them.
@@ -374,11 +233,6 @@ fn case_ck_14_hub_cache_links_good_and_dangling() {
     symlink(&target, &link).unwrap();
     std::fs::remove_file(&blob).unwrap();
     put(&blob.with_extension("incomplete"), b"half");
-    let words = [
-        "blob missing (interrupted download?)",
-        "model.safetensors",
-        target.to_str().unwrap(),
-        ".incomplete",
-    ];
+    let words = ["blob missing (interrupted download?)", "model.safetensors", target.to_str().unwrap(), ".incomplete"];
     refused(&repo, &words);
 }

@@ -3,10 +3,10 @@
 mod files;
 mod parts;
 
+use crate::support::fixture::{Model, Tensor, put};
 use blockstream_tui::checkpoint::{self, Checkpoint, Role};
 use serde_json::json;
 use std::path::Path;
-use crate::support::fixture::{Model, Tensor, put};
 use tempfile::TempDir;
 
 fn dir() -> TempDir {
@@ -19,10 +19,7 @@ fn open(dir: &Path) -> Checkpoint {
 
 #[track_caller]
 fn refused(dir: &Path, words: &[&str]) -> String {
-    let e = checkpoint::open(dir)
-        .map(|c| c.name)
-        .expect_err("should be refused")
-        .to_string();
+    let e = checkpoint::open(dir).map(|c| c.name).expect_err("should be refused").to_string();
     assert!(!e.contains('\n') && !e.contains('\x1b'), "{e:?}");
     for word in words {
         assert!(e.contains(word), "'{word}' is not in: {e}");
@@ -40,32 +37,18 @@ fn noted(c: &Checkpoint, words: &[&str]) {
 fn the_base_fixture_is_the_one_of_the_cases() {
     let d = dir();
     let c = open(&Model::tiny().write(d.path()));
-    assert_eq!(
-        (c.tensors.len(), c.total_bytes().0, c.blocks.len()),
-        (39, 363_648, 4)
-    );
-    assert_eq!(
-        (c.prefix.as_str(), c.not_here, c.hub_id.as_deref()),
-        ("model.", false, None)
-    );
+    assert_eq!((c.tensors.len(), c.total_bytes().0, c.blocks.len()), (39, 363_648, 4));
+    assert_eq!((c.prefix.as_str(), c.not_here, c.hub_id.as_deref()), ("model.", false, None));
     assert!(c.notes.is_empty() && c.unused.is_empty(), "{:?}", c.notes);
     let q = c.block_tensor(2, Role::Q).unwrap();
     let bytes = std::fs::read(&c.files[q.file].path).unwrap();
     let data = &bytes[q.offset as usize..(q.offset + q.bytes) as usize];
-    assert_eq!(
-        crate::support::fixture::decode("BF16", data),
-        Model::tiny().values(&q.name)
-    );
+    assert_eq!(crate::support::fixture::decode("BF16", data), Model::tiny().values(&q.name));
 }
 
 #[test]
 fn case_pl_01_total_size_is_never_believed() {
-    for total in [
-        Some(json!(1)),
-        Some(json!(1_000_000_000_000_000u64)),
-        Some(json!("363648")),
-        None,
-    ] {
+    for total in [Some(json!(1)), Some(json!(1_000_000_000_000_000u64)), Some(json!("363648")), None] {
         let d = dir();
         let c = open(&Model::tiny().shards(2).total_size(total.clone()).write(d.path()));
         assert_eq!(c.total_bytes().0, 363_648, "{total:?}");
@@ -90,9 +73,7 @@ fn headers_alone_open_for_planning_with_the_same_sizes() {
     let d = dir();
     Model::tiny().write_headers(d.path());
     let path = d.path().join("model.safetensors.header.json");
-    let text = std::fs::read_to_string(&path)
-        .unwrap()
-        .replacen("\"size\":", "\"size\":9999999", 1);
+    let text = std::fs::read_to_string(&path).unwrap().replacen("\"size\":", "\"size\":9999999", 1);
     put(&path, text);
     refused(d.path(), &["header.json", "does not fit"]);
 }
@@ -105,20 +86,11 @@ fn the_fingerprint_follows_what_matters() {
     assert_eq!(open(d.path()).fingerprint, first);
     put(&d.path().join("README.md"), "hello");
     assert_eq!(open(d.path()).fingerprint, first);
-    let file = std::fs::File::options()
-        .append(true)
-        .open(d.path().join("model.safetensors"))
-        .unwrap();
+    let file = std::fs::File::options().append(true).open(d.path().join("model.safetensors")).unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     let touched = open(d.path()).fingerprint;
     assert_ne!(touched, first);
-    put(
-        &d.path().join("config.json"),
-        Model::tiny()
-            .set("max_position_embeddings", 1024)
-            .config()
-            .to_string(),
-    );
+    put(&d.path().join("config.json"), Model::tiny().set("max_position_embeddings", 1024).config().to_string());
     assert_ne!(open(d.path()).fingerprint, touched);
 }
 
@@ -144,52 +116,25 @@ fn a_folder_that_is_no_model_says_what_it_is() {
     refused(&d.path().join("x.gguf"), &["is a file", "import"]);
     put(&d.path().join("config.json"), Model::tiny().config().to_string());
     refused(d.path(), &["no safetensors files", "GGUF"]);
-    put(
-        &d.path().join("config.json"),
-        r#"{"model_type": "\u001b[31mevil"}"#,
-    );
+    put(&d.path().join("config.json"), r#"{"model_type": "\u001b[31mevil"}"#);
     refused(d.path(), &["evil", "supported: llama, mistral, qwen2, qwen3"]);
 }
 
 #[test]
 fn tensors_out_of_place_are_named() {
     let d = dir();
-    Model::tiny()
-        .edit(|t| {
-            t.push(Tensor::new(
-                "model.layers.4.input_layernorm.weight",
-                "BF16",
-                &[64],
-            ))
-        })
-        .write(d.path());
-    refused(
-        d.path(),
-        &["'model.layers.4.input_layernorm.weight'", "num_hidden_layers 4"],
-    );
+    Model::tiny().edit(|t| t.push(Tensor::new("model.layers.4.input_layernorm.weight", "BF16", &[64]))).write(d.path());
+    refused(d.path(), &["'model.layers.4.input_layernorm.weight'", "num_hidden_layers 4"]);
     let d = dir();
-    Model::tiny()
-        .edit(|t| t.retain(|t| !t.name.contains("layers.1.mlp")))
-        .write(d.path());
-    refused(
-        d.path(),
-        &["3 tensors are missing", "'model.layers.1.mlp.gate_proj.weight'"],
-    );
+    Model::tiny().edit(|t| t.retain(|t| !t.name.contains("layers.1.mlp"))).write(d.path());
+    refused(d.path(), &["3 tensors are missing", "'model.layers.1.mlp.gate_proj.weight'"]);
     let d = dir();
     Model::tiny().edit(|t| t[1].dtype = "F64".into()).write(d.path());
     refused(d.path(), &["q_proj", "type F64", "convert"]);
     let d = dir();
-    Model::tiny()
-        .shards(2)
-        .edit(|t| t.push(t[0].clone()))
-        .write(d.path());
-    refused(
-        d.path(),
-        &["'model.embed_tokens.weight' is in both", "00001", "00002"],
-    );
+    Model::tiny().shards(2).edit(|t| t.push(t[0].clone())).write(d.path());
+    refused(d.path(), &["'model.embed_tokens.weight' is in both", "00001", "00002"]);
     let d = dir();
-    Model::tiny()
-        .edit(|t| t[3].name = "model.layers.0.self_attn.v\u{1b}]0;x\u{7}_proj.weight".into())
-        .write(d.path());
+    Model::tiny().edit(|t| t[3].name = "model.layers.0.self_attn.v\u{1b}]0;x\u{7}_proj.weight".into()).write(d.path());
     refused(d.path(), &["\\u{1b}"]);
 }

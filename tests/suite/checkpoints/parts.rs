@@ -1,7 +1,7 @@
 //! Cases about what a model is made of: heads, prefixes, biases, types, experts, quantisation, vocabulary.
 
-use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use super::{dir, noted, open, refused};
+use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use blockstream_tui::checkpoint::Role;
 use serde_json::json;
 
@@ -17,10 +17,7 @@ fn case_ck_15_tied_head_absent_or_stored() {
         let head = Model::tiny().seed(seed);
         let data = safetensors(
             &[Tensor::new("model.embed_tokens.weight", "BF16", &[264, 64])],
-            &Raw {
-                seed,
-                ..Raw::default()
-            },
+            &Raw { seed, ..Raw::default() },
         );
         let data = data[data.len() - 264 * 128..].to_vec();
         let d = dir();
@@ -30,40 +27,25 @@ fn case_ck_15_tied_head_absent_or_stored() {
         let c = open(&model.write(d.path()));
         assert_eq!((c.head, c.params()), (None, params), "counted once");
         noted(&c, &["'lm_head.weight'", "ignored", "tie_word_embeddings"]);
-        assert_eq!(
-            model.values("lm_head.weight"),
-            head.values("model.embed_tokens.weight")
-        );
+        assert_eq!(model.values("lm_head.weight"), head.values("model.embed_tokens.weight"));
     }
     let d = dir();
-    Model::tiny()
-        .edit(|t| t.retain(|t| t.name != "lm_head.weight"))
-        .write(d.path());
+    Model::tiny().edit(|t| t.retain(|t| t.name != "lm_head.weight")).write(d.path());
     refused(d.path(), &["'lm_head.weight' is missing", "tie_word_embeddings"]);
 }
 
 #[test]
 fn case_ck_17_text_stack_below_another_prefix() {
-    let outer =
-        json!({ "architectures": ["XForConditionalGeneration"], "model_type": "x", "vision_config": {} });
+    let outer = json!({ "architectures": ["XForConditionalGeneration"], "model_type": "x", "vision_config": {} });
     for prefix in ["model.language_model.", "language_model.model."] {
         let d = dir();
         let c = open(&Model::tiny().prefix(prefix).nested(outer.clone()).write(d.path()));
-        assert_eq!(
-            (c.prefix.as_str(), c.blocks.len(), c.unused.len()),
-            (prefix, 4, 0)
-        );
+        assert_eq!((c.prefix.as_str(), c.blocks.len(), c.unused.len()), (prefix, 4, 0));
         assert!(c.block_tensor(3, Role::Down).unwrap().name.starts_with(prefix));
     }
     let d = dir();
     Model::tiny().prefix("encoder.stack.").write(d.path());
-    refused(
-        d.path(),
-        &[
-            "no tensor of a decoder block found",
-            "'encoder.stack.embed_tokens.weight'",
-        ],
-    );
+    refused(d.path(), &["no tensor of a decoder block found", "'encoder.stack.embed_tokens.weight'"]);
 }
 
 #[test]
@@ -73,13 +55,7 @@ fn case_ck_18_vision_tower_absent_or_carried() {
     let d = dir();
     noted(&open(&model.write(d.path())), &["vision_config", "text-only"]);
     let d = dir();
-    let model = model.edit(|t| {
-        t.push(Tensor::new(
-            "model.visual.blocks.0.attn.qkv.weight",
-            "BF16",
-            &[192, 64],
-        ))
-    });
+    let model = model.edit(|t| t.push(Tensor::new("model.visual.blocks.0.attn.qkv.weight", "BF16", &[192, 64])));
     let c = open(&model.write(d.path()));
     noted(&c, &["1 tensors", "24.6 kB", "carried, frozen, not streamed"]);
     assert_eq!(c.unused.len(), 1);
@@ -108,17 +84,12 @@ fn case_ck_21_rope_parameters_of_transformers_5() {
     };
     let a = at(Model::tiny().set("rope_theta", 1_000_000.0));
     let new = |theta: f64| json!({ "rope_type": "default", "rope_theta": theta });
-    let b = at(Model::tiny()
-        .unset("rope_theta")
-        .unset("rope_scaling")
-        .set("rope_parameters", new(1e6)));
+    let b = at(Model::tiny().unset("rope_theta").unset("rope_scaling").set("rope_parameters", new(1e6)));
     assert_eq!(a.arch.rope, b.arch.rope);
     assert_eq!(a.arch.rope.inv_freq(16), b.arch.rope.inv_freq(16));
     assert!((a.arch.rope.inv_freq(16)[1] - 1e6f64.powf(-0.125)).abs() < 1e-12);
     assert!(b.notes.is_empty(), "{:?}", b.notes);
-    let c = at(Model::tiny()
-        .set("rope_theta", 5e5)
-        .set("rope_parameters", new(1e6)));
+    let c = at(Model::tiny().set("rope_theta", 5e5).set("rope_parameters", new(1e6)));
     assert_eq!(c.arch.rope, a.arch.rope);
     noted(&c, &["500000", "1000000 is used"]);
     let none = at(Model::tiny().unset("rope_theta"));
@@ -131,50 +102,27 @@ fn case_ck_26_presence_in_the_headers_decides_biases() {
     let d = dir();
     let c = open(&Model::family("qwen2").write(d.path()));
     let roles: Vec<Role> = c.blocks[1].tensors.iter().map(|t| t.role).collect();
-    assert!(
-        [Role::QBias, Role::KBias, Role::VBias]
-            .iter()
-            .all(|r| roles.contains(r)),
-        "{roles:?}"
-    );
+    assert!([Role::QBias, Role::KBias, Role::VBias].iter().all(|r| roles.contains(r)), "{roles:?}");
     // 64·64 + 2·32·64 + 64·64 + 3·128·64 + 2·64 + 64 + 2·32 values of two bytes.
     assert_eq!(c.blocks[1].bytes.0, 2 * (4096 + 4096 + 4096 + 24_576 + 128 + 128));
     let d = dir();
     let o_bias = |t: &mut Vec<Tensor>| {
-        t.extend(
-            (0..4).map(|i| Tensor::new(format!("model.layers.{i}.self_attn.o_proj.bias"), "BF16", &[64])),
-        );
+        t.extend((0..4).map(|i| Tensor::new(format!("model.layers.{i}.self_attn.o_proj.bias"), "BF16", &[64])));
     };
-    let c = open(
-        &Model::tiny()
-            .set("attention_bias", true)
-            .edit(o_bias)
-            .write(d.path()),
-    );
+    let c = open(&Model::tiny().set("attention_bias", true).edit(o_bias).write(d.path()));
     assert_eq!(c.block_tensor(3, Role::OBias).unwrap().shape, [64]);
     let d = dir();
     Model::family("qwen2").edit(o_bias).write(d.path());
-    refused(
-        d.path(),
-        &[
-            "'model.layers.0.self_attn.o_proj.bias'",
-            "qwen2 block has no place for it",
-        ],
-    );
+    refused(d.path(), &["'model.layers.0.self_attn.o_proj.bias'", "qwen2 block has no place for it"]);
     let d = dir();
-    Model::family("qwen2")
-        .edit(|t| t.retain(|t| t.name != "model.layers.2.self_attn.k_proj.bias"))
-        .write(d.path());
+    Model::family("qwen2").edit(|t| t.retain(|t| t.name != "model.layers.2.self_attn.k_proj.bias")).write(d.path());
     refused(d.path(), &["'model.layers.2.self_attn.k_proj.bias'"]);
 }
 
 #[test]
 fn case_ck_27_fp8_refuses_with_or_without_scale_and_config() {
     let fp8 = |t: &mut Vec<Tensor>| {
-        let q = t
-            .iter_mut()
-            .find(|t| t.name.ends_with("layers.0.self_attn.q_proj.weight"))
-            .unwrap();
+        let q = t.iter_mut().find(|t| t.name.ends_with("layers.0.self_attn.q_proj.weight")).unwrap();
         q.dtype = "F8_E4M3".into();
     };
     let scale = |t: &mut Vec<Tensor>| {
@@ -223,15 +171,8 @@ fn case_ck_28_each_tensor_has_its_own_type() {
     assert_eq!(c.block_tensor(0, Role::InputNorm).unwrap().dtype.name(), "F32");
     assert_eq!(c.block_tensor(0, Role::O).unwrap().dtype.name(), "F16");
     assert_eq!(c.block_tensor(0, Role::Q).unwrap().dtype.name(), "BF16");
-    let sum: u64 = c.blocks[0]
-        .tensors
-        .iter()
-        .map(|t| c.tensors[t.tensor].bytes)
-        .sum();
-    assert_eq!(
-        (c.blocks[0].bytes.0, sum),
-        (2 * 36_864 + 4 * 128, 2 * 36_864 + 4 * 128)
-    );
+    let sum: u64 = c.blocks[0].tensors.iter().map(|t| c.tensors[t.tensor].bytes).sum();
+    assert_eq!((c.blocks[0].bytes.0, sum), (2 * 36_864 + 4 * 128, 2 * 36_864 + 4 * 128));
     assert_eq!(c.total_bytes().0, 363_648 + 2 * 9 * 64);
 }
 
@@ -251,23 +192,12 @@ fn case_ck_31_experts_refuse_by_name() {
     let d = dir();
     let experts = |t: &mut Vec<Tensor>| {
         t.retain(|t| !t.name.contains(".0.mlp."));
-        t.push(Tensor::new(
-            "model.layers.0.mlp.experts.gate_up_proj",
-            "BF16",
-            &[4, 256, 64],
-        ));
-        t.push(Tensor::new(
-            "model.layers.0.mlp.experts.down_proj",
-            "BF16",
-            &[4, 64, 128],
-        ));
+        t.push(Tensor::new("model.layers.0.mlp.experts.gate_up_proj", "BF16", &[4, 256, 64]));
+        t.push(Tensor::new("model.layers.0.mlp.experts.down_proj", "BF16", &[4, 64, 128]));
         t.push(Tensor::new("model.layers.0.mlp.gate.weight", "BF16", &[4, 64]));
     };
     Model::tiny().edit(experts).write(d.path());
-    refused(
-        d.path(),
-        &["mixture of experts", "'model.layers.0.mlp.experts.gate_up_proj'"],
-    );
+    refused(d.path(), &["mixture of experts", "'model.layers.0.mlp.experts.gate_up_proj'"]);
     let d = dir();
     Model::tiny().set("model_type", "qwen3_moe").write(d.path());
     refused(d.path(), &["mixture of experts", "qwen3_moe"]);
@@ -277,57 +207,31 @@ fn case_ck_31_experts_refuse_by_name() {
 fn case_ck_32_prequantised_by_config_or_by_tensors() {
     let gptq = |t: &mut Vec<Tensor>| {
         t.retain(|t| t.name != "model.layers.0.self_attn.q_proj.weight");
-        for (name, dtype, shape) in [
-            ("qweight", "I32", [8u64, 64]),
-            ("scales", "F16", [1, 64]),
-            ("qzeros", "I32", [1, 8]),
-        ] {
-            t.push(Tensor::new(
-                format!("model.layers.0.self_attn.q_proj.{name}"),
-                dtype,
-                &shape,
-            ));
+        for (name, dtype, shape) in
+            [("qweight", "I32", [8u64, 64]), ("scales", "F16", [1, 64]), ("qzeros", "I32", [1, 8])]
+        {
+            t.push(Tensor::new(format!("model.layers.0.self_attn.q_proj.{name}"), dtype, &shape));
         }
     };
     let bnb = |t: &mut Vec<Tensor>| {
-        let q = t
-            .iter_mut()
-            .find(|t| t.name == "model.layers.0.self_attn.q_proj.weight")
-            .unwrap();
+        let q = t.iter_mut().find(|t| t.name == "model.layers.0.self_attn.q_proj.weight").unwrap();
         *q = Tensor::new(q.name.clone(), "U8", &[2048, 1]);
-        t.push(Tensor::new(
-            "model.layers.0.self_attn.q_proj.weight.absmax",
-            "F32",
-            &[64],
-        ));
+        t.push(Tensor::new("model.layers.0.self_attn.q_proj.weight.absmax", "F32", &[64]));
     };
     let config = json!({ "quant_method": "gptq", "bits": 4 });
     let all = [
-        (
-            Model::tiny().set("quantization_config", config).edit(gptq),
-            "(gptq 4-bit)",
-        ),
+        (Model::tiny().set("quantization_config", config).edit(gptq), "(gptq 4-bit)"),
         (Model::tiny().edit(gptq), "(gptq"),
         (Model::tiny().edit(bnb), "q_proj.weight"),
         (
-            Model::tiny().set(
-                "quantization_config",
-                json!({ "load_in_4bit": true, "quant_method": "bitsandbytes" }),
-            ),
+            Model::tiny().set("quantization_config", json!({ "load_in_4bit": true, "quant_method": "bitsandbytes" })),
             "(bitsandbytes 4-bit)",
         ),
     ];
     for (model, word) in all {
         let d = dir();
         model.write(d.path());
-        refused(
-            d.path(),
-            &[
-                "Pre-quantised",
-                word,
-                "not trainable here; use the 16-bit original",
-            ],
-        );
+        refused(d.path(), &["Pre-quantised", word, "not trainable here; use the 16-bit original"]);
     }
 }
 
@@ -337,13 +241,5 @@ fn case_ck_33_no_tokenizer_still_opens_for_planning() {
     Model::tiny().write(d.path());
     std::fs::remove_file(d.path().join("tokenizer.json")).unwrap();
     put(&d.path().join("tokenizer.model"), [7u8, 1, 200, 0]);
-    noted(
-        &open(d.path()),
-        &[
-            "no tokenizer.json",
-            "'tokenizer.model'",
-            "'tokenizer_config.json'",
-            "training",
-        ],
-    );
+    noted(&open(d.path()), &["no tokenizer.json", "'tokenizer.model'", "'tokenizer_config.json'", "training"]);
 }

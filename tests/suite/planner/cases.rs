@@ -23,37 +23,22 @@ fn case_pl_02_a_cgroup_limit_turns_ram_into_disk_and_is_named() {
     m.ram.total = Bytes(200 * GIB);
     m.ram.available = Bytes(200 * GIB);
     m.ram.pinnable = m.ram.available;
-    let lora = |m: &Machine| {
-        plan(&c, m, &config(|c| c.data.max_length = 128))
-            .unwrap()
-            .modes
-            .lora
-    };
+    let lora = |m: &Machine| plan(&c, m, &config(|c| c.data.max_length = 128)).unwrap().modes.lora;
     assert_eq!(lora(&m).verdict, Verdict::Ram);
     m.ram.available = Bytes(12 * GIB);
     m.ram.limited_by = "cgroup".into();
     let limited = lora(&m);
     assert_eq!(limited.verdict, Verdict::LoraDisk);
-    assert!(
-        limited.reasons.iter().any(|r| r.contains("cgroup")),
-        "{:?}",
-        limited.reasons
-    );
+    assert!(limited.reasons.iter().any(|r| r.contains("cgroup")), "{:?}", limited.reasons);
 }
 
 #[test]
 fn case_pl_04_shared_memory_is_one_budget() {
     let mut m = machine("rtx5050-laptop-8gb");
-    let shape = Shape {
-        layers: 22,
-        ..LLAMA3_8B
-    };
+    let shape = Shape { layers: 22, ..LLAMA3_8B };
     let c = build(shape, Dtype::BF16);
     let total = c.total_bytes();
-    assert!(
-        total > Bytes(10_000_000_000) && total < Bytes(12 * GIB),
-        "{total}"
-    );
+    assert!(total > Bytes(10_000_000_000) && total < Bytes(12 * GIB), "{total}");
     if let Some(g) = &mut m.gpu {
         (g.integrated, g.vram_total, g.vram_free) = (true, Bytes(16 * GIB), Bytes(16 * GIB));
     }
@@ -61,26 +46,11 @@ fn case_pl_04_shared_memory_is_one_budget() {
     let cfg = config(|c| c.data.max_length = 256);
     let shared = plan(&c, &m, &cfg).unwrap();
     let lora = &shared.modes.lora;
-    assert!(
-        lora.vram.total + lora.host.total <= Bytes(15 * GIB),
-        "{} + {}",
-        lora.vram.total,
-        lora.host.total
-    );
-    assert!(
-        lora.reasons.iter().any(|r| r.contains("integrated/shared")),
-        "{:?}",
-        lora.reasons
-    );
+    assert!(lora.vram.total + lora.host.total <= Bytes(15 * GIB), "{} + {}", lora.vram.total, lora.host.total);
+    assert!(lora.reasons.iter().any(|r| r.contains("integrated/shared")), "{:?}", lora.reasons);
     assert!(explain(&shared).contains("integrated/shared"));
     // The same sizes as two pools: a model of 1.5 times the memory would seem to fit.
-    let big = build(
-        Shape {
-            layers: 40,
-            ..LLAMA3_8B
-        },
-        Dtype::BF16,
-    );
+    let big = build(Shape { layers: 40, ..LLAMA3_8B }, Dtype::BF16);
     let disk = |m: &Machine| plan(&big, m, &cfg).unwrap().modes.lora.verdict;
     assert_eq!(disk(&m), Verdict::LoraDisk);
     if let Some(g) = &mut m.gpu {
@@ -119,34 +89,23 @@ fn case_pl_13_wear_counts_steps_and_names_no_percentage_without_a_rating() {
     let mut m = machine("rtx4090-desktop");
     m.disk.tbw = Some(Bytes(600_000_000_000_000));
     let c = build(LLAMA3_8B, Dtype::BF16);
-    let full =
-        |m: &Machine, edit: &dyn Fn(&mut RunConfig)| plan(&c, m, &config(|c| edit(c))).unwrap().modes.full;
+    let full = |m: &Machine, edit: &dyn Fn(&mut RunConfig)| plan(&c, m, &config(|c| edit(c))).unwrap().modes.full;
     let p = full(&m, &|_| {});
-    assert_eq!(
-        (p.wear.written_per_step, p.wear.steps_to_tbw),
-        (Bytes(96_363_134_976), Some(6226))
-    );
+    assert_eq!((p.wear.written_per_step, p.wear.steps_to_tbw), (Bytes(96_363_134_976), Some(6226)));
     assert_eq!(p.verdict, Verdict::FullFtDisk);
     // Micro-batches don't add writes.
     let four = full(&m, &|c| c.train.gradient_accumulation_steps = 4);
     assert_eq!(four.wear, p.wear);
     let strict = full(&m, &|c| c.wear.min_steps = 7000);
     assert_eq!(strict.verdict, Verdict::Infeasible);
-    assert!(
-        strict.reasons[0].contains("6226 steps") && strict.reasons[0].contains("7000"),
-        "{:?}",
-        strict.reasons
-    );
+    assert!(strict.reasons[0].contains("6226 steps") && strict.reasons[0].contains("7000"), "{:?}", strict.reasons);
     let own = full(&m, &|c| c.wear.tbw = 1200.0);
     assert_eq!(own.wear.steps_to_tbw, Some(12452));
     m.disk.tbw = None;
     let report = plan(&c, &m, &config(|_| {})).unwrap();
     assert_eq!(report.modes.full.wear.steps_to_tbw, None);
     let text = explain(&report);
-    assert!(
-        text.contains("96.4 TB per 1000 steps") && !text.contains('%'),
-        "{text}"
-    );
+    assert!(text.contains("96.4 TB per 1000 steps") && !text.contains('%'), "{text}");
     assert_eq!(report.modes.lora.wear.written_per_step, Bytes(0));
 }
 
@@ -156,39 +115,14 @@ fn case_pl_16_unequal_blocks_are_named() {
     grow_block(&mut c, 2, 100_000 * 64 * 2);
     let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
     check(&c, &p);
-    assert_eq!(
-        p.parts["largest_block"].0 - p.parts["second_largest_block"].0,
-        12_800_000
-    );
-    assert!(
-        p.notes.iter().any(|n| n.contains("model.layers.2.ple.weight")),
-        "{:?}",
-        p.notes
-    );
-    let small = plan(
-        &c,
-        &machine("cpu-only"),
-        &config(|c| c.stream.host_budget = ByteSize(10_000_000)),
-    )
-    .unwrap();
-    assert!(
-        small.modes.lora.reasons[0].contains("model.layers.2.ple.weight"),
-        "{:?}",
-        small.modes.lora.reasons
-    );
+    assert_eq!(p.parts["largest_block"].0 - p.parts["second_largest_block"].0, 12_800_000);
+    assert!(p.notes.iter().any(|n| n.contains("model.layers.2.ple.weight")), "{:?}", p.notes);
+    let small = plan(&c, &machine("cpu-only"), &config(|c| c.stream.host_budget = ByteSize(10_000_000))).unwrap();
+    assert!(small.modes.lora.reasons[0].contains("model.layers.2.ple.weight"), "{:?}", small.modes.lora.reasons);
     // A vocabulary that dwarfs the blocks has parts of its own.
-    let wide = build(
-        Shape {
-            vocab: 200_000,
-            ..TINY
-        },
-        Dtype::BF16,
-    );
+    let wide = build(Shape { vocab: 200_000, ..TINY }, Dtype::BF16);
     let p = plan(&wide, &machine("cpu-only"), &config(|_| {})).unwrap();
-    assert_eq!(
-        (p.parts["embedding"], p.parts["head"]),
-        (Bytes(25_600_000), Bytes(25_600_000))
-    );
+    assert_eq!((p.parts["embedding"], p.parts["head"]), (Bytes(25_600_000), Bytes(25_600_000)));
     check(&wide, &p);
 }
 
@@ -200,20 +134,10 @@ fn case_pl_19_space_for_an_export_is_itemised() {
     m.disk.free = Bytes(100_000_000_000);
     let p = plan(&c, &m, &config(|_| {})).unwrap();
     assert_eq!(p.modes.full.verdict, Verdict::FullFtDisk);
-    assert!(
-        p.modes
-            .full
-            .reasons
-            .iter()
-            .any(|r| r.contains("in-place export only") && r.contains("16.06 GB"))
-    );
+    assert!(p.modes.full.reasons.iter().any(|r| r.contains("in-place export only") && r.contains("16.06 GB")));
     m.disk.free = Bytes(10_000_000_000);
     let p = plan(&c, &m, &config(|_| {})).unwrap();
-    assert!(
-        p.notes.iter().any(|n| n.contains("merged 16-bit export")),
-        "{:?}",
-        p.notes
-    );
+    assert!(p.notes.iter().any(|n| n.contains("merged 16-bit export")), "{:?}", p.notes);
     assert_eq!(p.modes.full.verdict, Verdict::Infeasible);
 }
 
@@ -227,9 +151,6 @@ fn case_ui_13_verdicts_differ_by_word_and_by_sign() {
         }
     }
     let text = explain(&of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {}));
-    assert!(
-        text.contains("lora  ~ LORA_DISK") && text.contains("full  ✗ INFEASIBLE"),
-        "{text}"
-    );
+    assert!(text.contains("lora  ~ LORA_DISK") && text.contains("full  ✗ INFEASIBLE"), "{text}");
     assert!(!text.contains('\u{1b}'));
 }

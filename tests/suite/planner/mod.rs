@@ -5,19 +5,17 @@ mod properties;
 #[path = "../../../src/plan/testing.rs"]
 mod testing;
 
+use crate::checkpoint::{Checkpoint, Dtype};
+use crate::units::{Bytes, GIB};
 use blockstream_tui::config::{ByteSize, Resident, RunConfig};
 use blockstream_tui::device::{Machine, profile};
 use blockstream_tui::event::TierName;
 use blockstream_tui::plan::{ModePlan, PlanReport, Verdict, explain, plan};
-use crate::checkpoint::{Checkpoint, Dtype};
 use std::path::Path;
 use testing::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build};
-use crate::units::{Bytes, GIB};
 
 fn machine(profile_name: &str) -> Machine {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("profiles")
-        .join(format!("{profile_name}.toml"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles").join(format!("{profile_name}.toml"));
     profile::load(&path).expect("a shipped profile")
 }
 
@@ -40,25 +38,15 @@ fn count(m: &ModePlan, tier: TierName) -> usize {
 fn check(c: &Checkpoint, p: &PlanReport) {
     for (name, m) in [("lora", &p.modes.lora), ("full", &p.modes.full)] {
         let all: Bytes = c.tensors.iter().map(|t| Bytes(t.bytes)).sum();
-        assert_eq!(
-            m.tiers.vram + m.tiers.ram + m.tiers.disk,
-            all,
-            "{name}: tiers add up to the headers"
-        );
+        assert_eq!(m.tiers.vram + m.tiers.ram + m.tiers.disk, all, "{name}: tiers add up to the headers");
         assert_eq!(p.bytes, all);
-        assert_eq!(
-            m.placement.iter().map(|b| b.block).collect::<Vec<_>>(),
-            (0..c.blocks.len()).collect::<Vec<_>>()
-        );
+        assert_eq!(m.placement.iter().map(|b| b.block).collect::<Vec<_>>(), (0..c.blocks.len()).collect::<Vec<_>>());
         assert_eq!(m.residency, count(m, TierName::Vram) + m.ring_slots, "{name}");
         assert!(m.residency <= c.blocks.len().max(1), "{name}: {m:?}");
         for terms in [&m.vram, &m.host] {
             assert_eq!(terms.total, terms.terms.values().copied().sum(), "{name}");
         }
-        assert!(
-            m.seconds_per_step.low <= m.seconds_per_step.high && m.seconds_per_step.low.is_finite(),
-            "{name}"
-        );
+        assert!(m.seconds_per_step.low <= m.seconds_per_step.high && m.seconds_per_step.low.is_finite(), "{name}");
         assert!(!m.reasons.is_empty(), "{name}");
         let streams = count(m, TierName::Ram) + count(m, TierName::Disk) > 0;
         assert_eq!(m.ring_slots > 0, streams, "{name}: a ring where blocks stream");
@@ -67,25 +55,15 @@ fn check(c: &Checkpoint, p: &PlanReport) {
             assert!(m.host.total <= m.host.budget, "{name}: {:?}", m.host);
         }
         if m.verdict == Verdict::Ram {
-            assert_eq!(
-                (m.per_step.disk_read, m.per_step.written),
-                (Bytes(0), Bytes(0)),
-                "{name}"
-            );
+            assert_eq!((m.per_step.disk_read, m.per_step.written), (Bytes(0), Bytes(0)), "{name}");
         }
     }
     let lora = &p.modes.lora;
     assert_eq!(lora.per_step.written, Bytes(0));
     assert!(lora.per_step.disk_read <= lora.per_step.h2d);
     let text = explain(p);
-    assert!(
-        text.lines()
-            .filter(|l| !l.trim_start().starts_with("run "))
-            .all(|l| l.chars().count() <= 80),
-        "{text}"
-    );
-    let back: PlanReport =
-        serde_json::from_str(&serde_json::to_string(p).expect("JSON")).expect("the same JSON");
+    assert!(text.lines().filter(|l| !l.trim_start().starts_with("run ")).all(|l| l.chars().count() <= 80), "{text}");
+    let back: PlanReport = serde_json::from_str(&serde_json::to_string(p).expect("JSON")).expect("the same JSON");
     assert_eq!(back.modes.lora.placement, p.modes.lora.placement);
 }
 
@@ -127,22 +105,12 @@ fn bytes_per_step_follow_the_formula() {
             c.stream.tier = tier.into();
             c.train.gradient_accumulation_steps = 4;
         });
-        (
-            p.modes.lora.per_step.h2d.0,
-            p.modes.lora.per_step.disk_read.0,
-            p.modes.lora.verdict,
-        )
+        (p.modes.lora.per_step.h2d.0, p.modes.lora.per_step.disk_read.0, p.modes.lora.verdict)
     };
     // 2(L - V)b over the link, V = residents + slots; once per step for any number of micro-batches.
     assert_eq!(step(0, 1, "ram"), (2 * 30 * block, 0, Verdict::Ram));
-    assert_eq!(
-        step(0, 2, "disk"),
-        (2 * 29 * block, 2 * 29 * block, Verdict::LoraDisk)
-    );
-    assert_eq!(
-        step(10, 2, "disk"),
-        (2 * 19 * block, 2 * 19 * block, Verdict::LoraDisk)
-    );
+    assert_eq!(step(0, 2, "disk"), (2 * 29 * block, 2 * 29 * block, Verdict::LoraDisk));
+    assert_eq!(step(10, 2, "disk"), (2 * 19 * block, 2 * 19 * block, Verdict::LoraDisk));
     assert_eq!(step(32, 2, "auto"), (0, 0, Verdict::Ram));
 }
 
@@ -153,11 +121,7 @@ fn three_tiers_read_from_disk_only_what_neither_tier_nor_ring_holds() {
         c.stream.host_budget = ByteSize(8_000_000_000);
     });
     let m = &p.modes.lora;
-    let (v, r, d) = (
-        count(m, TierName::Vram),
-        count(m, TierName::Ram),
-        count(m, TierName::Disk),
-    );
+    let (v, r, d) = (count(m, TierName::Vram), count(m, TierName::Ram), count(m, TierName::Disk));
     assert_eq!((v, r, d), (8, 15, 9));
     // 2(L - V - R) with V = 8 residents + 3 slots.
     assert_eq!(m.per_step.disk_read.0, 2 * (32 - 11 - 15) * 436_224_000);
@@ -187,24 +151,14 @@ fn half_the_blocks_trained_means_half_the_backward_bytes() {
 fn the_demo_in_64_mb_runs_from_disk_on_a_cpu() {
     let free = of(SMOL, Dtype::F16, "cpu-only", |_| {});
     assert_eq!(free.modes.lora.verdict, Verdict::Ram);
-    let tight = of(SMOL, Dtype::F16, "cpu-only", |c| {
-        c.stream.host_budget = ByteSize(64_000_000)
-    });
+    let tight = of(SMOL, Dtype::F16, "cpu-only", |c| c.stream.host_budget = ByteSize(64_000_000));
     let m = &tight.modes.lora;
     assert_eq!(m.verdict, Verdict::LoraDisk, "{:?}", m.reasons);
-    let weights = |m: &ModePlan| {
-        ["ram_tier", "ring", "slots"]
-            .iter()
-            .filter_map(|t| m.host.terms.get(*t))
-            .copied()
-            .sum()
-    };
+    let weights =
+        |m: &ModePlan| ["ram_tier", "ring", "slots"].iter().filter_map(|t| m.host.terms.get(*t)).copied().sum();
     let (tight_weights, free_weights): (Bytes, Bytes) = (weights(m), weights(&free.modes.lora));
     assert!(tight_weights <= Bytes(64_000_000));
-    assert!(
-        free_weights.0 - tight_weights.0 >= 130_000_000,
-        "{free_weights} {tight_weights}"
-    );
+    assert!(free_weights.0 - tight_weights.0 >= 130_000_000, "{free_weights} {tight_weights}");
     // In f32 a slot is twice the stored block.
     assert_eq!(tight.parts["ring_slot"], Bytes(2 * 7_080_192));
     assert!(m.vram.terms.is_empty() && m.host.terms.contains_key("slots"));
@@ -214,28 +168,20 @@ fn the_demo_in_64_mb_runs_from_disk_on_a_cpu() {
 fn asking_for_a_tier_gets_it_or_a_reason() {
     let disk = of(SMOL, Dtype::F16, "cpu-only", |c| c.stream.tier = "disk".into());
     assert_eq!(disk.modes.lora.verdict, Verdict::LoraDisk);
-    let ram = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |c| {
-        c.stream.tier = "ram".into()
-    });
+    let ram = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |c| c.stream.tier = "ram".into());
     let m = &ram.modes.lora;
     assert_eq!(m.verdict, Verdict::Infeasible);
     assert!(m.reasons[0].contains("stream.tier = ram"), "{:?}", m.reasons);
     assert_eq!(m.nearest_fix.as_deref(), Some("set stream.tier = auto"));
     let cuda = of(SMOL, Dtype::F16, "cpu-only", |c| c.train.device = "cuda".into());
-    assert!(
-        cuda.modes.lora.reasons[0].contains("no usable GPU"),
-        "{:?}",
-        cuda.modes.lora.reasons
-    );
+    assert!(cuda.modes.lora.reasons[0].contains("no usable GPU"), "{:?}", cuda.modes.lora.reasons);
     let cpu = of(SMOL, Dtype::F16, "h200", |c| c.train.device = "cpu".into());
     assert!(cpu.machine.gpu.is_none() && cpu.modes.lora.vram.terms.is_empty());
 }
 
 #[test]
 fn an_infeasible_plan_says_what_would_help() {
-    let p = of(LLAMA3_8B, Dtype::BF16, "rtx3050-laptop-4gb", |c| {
-        c.data.max_length = 8192
-    });
+    let p = of(LLAMA3_8B, Dtype::BF16, "rtx3050-laptop-4gb", |c| c.data.max_length = 8192);
     let m = &p.modes.lora;
     assert_eq!(m.verdict, Verdict::Infeasible, "{}", explain(&p));
     assert!(m.reasons[0].contains("device memory needs"), "{:?}", m.reasons);
@@ -255,52 +201,28 @@ fn a_checkpoint_that_is_not_here_needs_room_for_its_download() {
     m.disk.free = Bytes(10_000_000_000);
     let p = plan(&c, &m, &config(|_| {})).unwrap();
     assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
-    assert!(
-        p.modes.lora.reasons[0].contains("download needs 16.06 GB"),
-        "{:?}",
-        p.modes.lora.reasons
-    );
-    assert_eq!(
-        p.modes.lora.nearest_fix.as_deref(),
-        Some("free 6.06 GB on the drive")
-    );
+    assert!(p.modes.lora.reasons[0].contains("download needs 16.06 GB"), "{:?}", p.modes.lora.reasons);
+    assert_eq!(p.modes.lora.nearest_fix.as_deref(), Some("free 6.06 GB on the drive"));
     c.not_here = false;
-    assert_eq!(
-        plan(&c, &m, &config(|_| {})).unwrap().modes.lora.verdict,
-        Verdict::Ram
-    );
+    assert_eq!(plan(&c, &m, &config(|_| {})).unwrap().modes.lora.verdict, Verdict::Ram);
 }
 
 #[test]
 fn types_that_cannot_train_are_named() {
     let p = of(TINY, Dtype::Other("F8_E4M3".into(), 8), "cpu-only", |_| {});
     assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
-    assert!(
-        p.modes.lora.reasons[0].contains("F8_E4M3"),
-        "{:?}",
-        p.modes.lora.reasons
-    );
+    assert!(p.modes.lora.reasons[0].contains("F8_E4M3"), "{:?}", p.modes.lora.reasons);
 }
 
 #[test]
 fn other_formats_are_candidates_with_their_own_bytes() {
     let p = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |_| {});
     let c = &p.modes.lora.candidates;
-    assert_eq!(
-        c.iter().map(|c| c.format.as_str()).collect::<Vec<_>>(),
-        ["fp8", "nf4"]
-    );
+    assert_eq!(c.iter().map(|c| c.format.as_str()).collect::<Vec<_>>(), ["fp8", "nf4"]);
     assert!(c[1].bytes < c[0].bytes && c[0].bytes < p.bytes);
     // 6.98 G weights at 0.515869 bytes, and head, embedding and norms as stored.
-    assert!(
-        (c[1].bytes.gb() - (6.9793 * 0.515_869 + 2.1015)).abs() < 0.01,
-        "{}",
-        c[1].bytes
-    );
-    assert!(
-        c.iter()
-            .all(|c| c.note.contains("not trainable in this version yet"))
-    );
+    assert!((c[1].bytes.gb() - (6.9793 * 0.515_869 + 2.1015)).abs() < 0.01, "{}", c[1].bytes);
+    assert!(c.iter().all(|c| c.note.contains("not trainable in this version yet")));
     assert_eq!(c[1].verdict, Verdict::Ram);
     assert!(c[1].seconds_per_step <= p.modes.lora.seconds_per_step.low);
 }
@@ -334,17 +256,11 @@ fn the_json_has_the_keys_that_scripts_rely_on() {
             "candidates",
             "command",
         ] {
-            assert!(
-                json.pointer(&format!("/modes/{mode}/{key}")).is_some(),
-                "{mode}/{key}"
-            );
+            assert!(json.pointer(&format!("/modes/{mode}/{key}")).is_some(), "{mode}/{key}");
         }
     }
     assert_eq!(json.pointer("/modes/lora/verdict").unwrap(), "LORA_DISK");
-    assert!(
-        json.pointer("/modes/lora/tiers/disk").unwrap().is_u64(),
-        "bytes are integers"
-    );
+    assert!(json.pointer("/modes/lora/tiers/disk").unwrap().is_u64(), "bytes are integers");
 }
 
 #[test]
@@ -355,25 +271,12 @@ fn the_model_of_a_config_may_come_from_a_profile_or_this_machine() {
     let cpu = config(|c| (c.machine, c.train.device) = (Some("h200".into()), "cpu".into()));
     assert_eq!(blockstream_tui::device::machine(&cpu, None).unwrap().gpu, None);
     let here = blockstream_tui::device::machine(&config(|_| {}), None).unwrap();
-    assert!(
-        plan(&build(TINY, Dtype::BF16), &here, &config(|_| {}))
-            .unwrap()
-            .modes
-            .lora
-            .verdict
-            == Verdict::Ram
-    );
+    assert!(plan(&build(TINY, Dtype::BF16), &here, &config(|_| {})).unwrap().modes.lora.verdict == Verdict::Ram);
 }
 
 #[test]
 fn a_plan_takes_milliseconds_even_where_nothing_fits() {
-    let big = build(
-        Shape {
-            layers: 126,
-            ..QWEN25_32B
-        },
-        Dtype::BF16,
-    );
+    let big = build(Shape { layers: 126, ..QWEN25_32B }, Dtype::BF16);
     let mut m = machine("rtx3050-laptop-4gb");
     if let Some(g) = &mut m.gpu {
         g.integrated = true;
@@ -395,10 +298,5 @@ fn a_target_or_fraction_that_cannot_be_is_an_error() {
     assert!(bad(&|c| c.lora.r = 0).contains("lora.r"));
     let mut none = c.clone();
     none.blocks.clear();
-    assert!(
-        plan(&none, &m, &config(|_| {}))
-            .unwrap_err()
-            .to_string()
-            .contains("no decoder blocks")
-    );
+    assert!(plan(&none, &m, &config(|_| {})).unwrap_err().to_string().contains("no decoder blocks"));
 }

@@ -12,23 +12,12 @@ use proptest::prelude::*;
 
 /// Random shapes, machines and configs.
 fn world() -> impl Strategy<Value = (Shape, Machine, RunConfig)> {
-    let shape = (1usize..14, 1usize..5, 1usize..5, any::<bool>(), any::<bool>()).prop_map(
-        |(layers, h, i, tied, biases)| Shape {
-            layers,
-            hidden: 64 * h,
-            intermediate: 96 * i,
-            tied,
-            biases,
-            ..TINY
-        },
-    );
+    let shape =
+        (1usize..14, 1usize..5, 1usize..5, any::<bool>(), any::<bool>()).prop_map(|(layers, h, i, tied, biases)| {
+            Shape { layers, hidden: 64 * h, intermediate: 96 * i, tied, biases, ..TINY }
+        });
     let memory = (20u64..34, 29u64..35, any::<bool>(), any::<bool>());
-    let stream = (
-        0usize..6,
-        0usize..5,
-        0u64..3,
-        prop_oneof![Just("auto"), Just("ram"), Just("disk")],
-    );
+    let stream = (0usize..6, 0usize..5, 0u64..3, prop_oneof![Just("auto"), Just("ram"), Just("disk")]);
     let job = (1usize..4, 1usize..5, 1usize..300, 1u32..=10);
     (shape, memory, stream, job).prop_map(|(shape, memory, stream, job)| {
         let mut m = machine("rtx5050-laptop-8gb");
@@ -36,8 +25,7 @@ fn world() -> impl Strategy<Value = (Shape, Machine, RunConfig)> {
             (Bytes(1 << memory.1), Bytes(1 << memory.1), Bytes(1 << memory.0));
         match &mut m.gpu {
             Some(g) if memory.2 => {
-                (g.vram_total, g.vram_free, g.overhead) =
-                    (Bytes(1 << memory.0), Bytes(1 << memory.0), Bytes(0));
+                (g.vram_total, g.vram_free, g.overhead) = (Bytes(1 << memory.0), Bytes(1 << memory.0), Bytes(0));
                 g.integrated = memory.3;
             }
             _ => m.gpu = None,
@@ -46,10 +34,7 @@ fn world() -> impl Strategy<Value = (Shape, Machine, RunConfig)> {
         (c.stream.prefetch_ahead, c.stream.slots) = (stream.0, stream.1);
         c.stream.host_budget = ByteSize([0, 1 << 20, 4 << 20][stream.2 as usize]);
         c.stream.tier = stream.3.into();
-        (
-            c.train.per_device_train_batch_size,
-            c.train.gradient_accumulation_steps,
-        ) = (job.0, job.1);
+        (c.train.per_device_train_batch_size, c.train.gradient_accumulation_steps) = (job.0, job.1);
         c.data.max_length = job.2;
         c.lora.top_fraction = f64::from(job.3) / 10.0;
         (shape, m, c)

@@ -31,14 +31,7 @@ pub enum Pane {
     Log,
 }
 
-const PANES: [Pane; 6] = [
-    Pane::Loss,
-    Pane::Blocks,
-    Pane::Step,
-    Pane::Lanes,
-    Pane::Memory,
-    Pane::Log,
-];
+const PANES: [Pane; 6] = [Pane::Loss, Pane::Blocks, Pane::Step, Pane::Lanes, Pane::Memory, Pane::Log];
 
 /// State of the panes that isn't the run's.
 #[derive(Clone, Debug)]
@@ -99,10 +92,7 @@ impl RunPanes {
     pub(in crate::ui) fn scroll_log(&mut self, by: isize, lines: usize) {
         // Up the screen is back in time; the pane's height keeps the oldest line from leaving it.
         let back = by.checked_neg().unwrap_or(isize::MAX);
-        self.scroll = self
-            .scroll
-            .saturating_add_signed(back)
-            .min(lines.saturating_sub(1));
+        self.scroll = self.scroll.saturating_add_signed(back).min(lines.saturating_sub(1));
     }
 }
 
@@ -112,25 +102,14 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     if app.panes.expanded {
         return one(app, frame, area, app.panes.focus, compact);
     }
-    let right = if area.width >= 120 {
-        area.width * 2 / 5
-    } else {
-        (area.width * 43 / 100).clamp(24, 48)
-    };
+    let right = if area.width >= 120 { area.width * 2 / 5 } else { (area.width * 43 / 100).clamp(24, 48) };
     let gap = u16::from(compact);
-    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(right)])
-        .spacing(gap)
-        .areas(area);
+    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(right)]).spacing(gap).areas(area);
     let log = (area.height / 3).clamp(3, 18);
     let [loss, log] = Layout::vertical([Constraint::Fill(1), Constraint::Length(log)]).areas(left);
     let frame_rows = if compact { 1 } else { 2 };
     let tall = area.height >= 40;
-    let map_rows = blocks(
-        app,
-        right.width.saturating_sub(frame_rows),
-        if compact { 3 } else { 8 },
-    )
-    .len() as u16;
+    let map_rows = blocks(app, right.width.saturating_sub(frame_rows), if compact { 3 } else { 8 }).len() as u16;
     let [map, step, lanes, memory] = Layout::vertical([
         Constraint::Length((map_rows.max(1) + u16::from(!compact) + frame_rows).max(frame_rows + 1)),
         Constraint::Length(
@@ -143,16 +122,8 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
                     4
                 },
         ),
-        if tall {
-            Constraint::Length(16)
-        } else {
-            Constraint::Length(frame_rows + 2)
-        },
-        if tall {
-            Constraint::Fill(1)
-        } else {
-            Constraint::Min(frame_rows + 2)
-        },
+        if tall { Constraint::Length(16) } else { Constraint::Length(frame_rows + 2) },
+        if tall { Constraint::Fill(1) } else { Constraint::Min(frame_rows + 2) },
     ])
     .areas(right);
     for (pane, at) in [
@@ -180,24 +151,14 @@ fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
             t
         }
         Pane::Step => step_title(view, theme),
-        Pane::Lanes => vec![
-            Span::styled("lanes", theme.title()),
-            Span::styled(" bytes a second", theme.dim()),
-        ],
+        Pane::Lanes => vec![Span::styled("lanes", theme.title()), Span::styled(" bytes a second", theme.dim())],
         Pane::Memory => vec![Span::styled("memory", theme.title())],
         Pane::Log => panes::log_title(app, theme),
     };
     if app.panes.frozen.is_some() && which == Pane::Loss {
         title.push(Span::styled("  frozen", theme.strong()));
     }
-    let inner = pane(
-        frame,
-        area,
-        Line::from(title),
-        app.panes.focus == which,
-        compact,
-        theme,
-    );
+    let inner = pane(frame, area, Line::from(title), app.panes.focus == which, compact, theme);
     match which {
         Pane::Loss => LossPlot {
             buckets: view.loss.view(!app.panes.recent),
@@ -215,10 +176,7 @@ fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
             }
             if let (Some(s), true) = (&view.started, text.len() < inner.height as usize) {
                 text.push(Line::styled(
-                    format!(
-                        "at most {} at once planned, {} seen",
-                        s.residency_planned, view.residency_peak
-                    ),
+                    format!("at most {} at once planned, {} seen", s.residency_planned, view.residency_peak),
                     theme.dim(),
                 ));
             }
@@ -233,22 +191,14 @@ fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
 
 fn map(view: &RunView, theme: Theme) -> BlockMap<'_> {
     let tiers: &[TierName] = view.started.as_ref().map_or(&[], |s| &s.tiers);
-    let states = view
-        .progress
-        .as_ref()
-        .filter(|_| view.running())
-        .map_or(&[][..], |p| &p.blocks);
+    let states = view.progress.as_ref().filter(|_| view.running()).map_or(&[][..], |p| &p.blocks);
     BlockMap { tiers, states, theme }
 }
 
 fn blocks(app: &App, width: u16, height: usize) -> Vec<Line<'static>> {
     let view = app.panes.frozen.as_deref().unwrap_or(&app.run);
     let lines = map(view, app.theme).lines(width.into(), height);
-    if lines.is_empty() {
-        vec![Line::styled("no run yet", app.theme.dim())]
-    } else {
-        lines
-    }
+    if lines.is_empty() { vec![Line::styled("no run yet", app.theme.dim())] } else { lines }
 }
 
 fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
@@ -258,20 +208,13 @@ fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
         t.push(Span::raw(format!(" {:.3}", last.loss)));
     }
     if let Some(step) = view.not_finite.last() {
-        t.push(Span::styled(
-            format!(" ✗ not finite at step {step}"),
-            theme.tone(Tone::Bad),
-        ));
+        t.push(Span::styled(format!(" ✗ not finite at step {step}"), theme.tone(Tone::Bad)));
     }
     if let Some(min) = view.loss.min() {
         t.extend([Span::styled(" min ", theme.dim()), Span::raw(format!("{min:.3}"))]);
     }
     if let Some(((_, first), (_, last))) = view.evals.first().zip(view.evals.last()) {
-        let text = if view.evals.len() > 1 {
-            format!(" {first:.2} → {last:.2}")
-        } else {
-            format!(" {first:.2}")
-        };
+        let text = if view.evals.len() > 1 { format!(" {first:.2} → {last:.2}") } else { format!(" {first:.2}") };
         t.extend([
             Span::styled("  ◆", theme.tone(Tone::Second)),
             Span::styled(" held-out", theme.dim()),
@@ -293,11 +236,7 @@ fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
 fn step_title(view: &RunView, theme: Theme) -> Vec<Span<'static>> {
     let mut t = vec![Span::styled("step", theme.title())];
     if let Some(s) = &view.started {
-        let now = view
-            .progress
-            .as_ref()
-            .map_or(s.steps_done, |p| p.step)
-            .max(view.last.as_ref().map_or(0, |l| l.step));
+        let now = view.progress.as_ref().map_or(s.steps_done, |p| p.step).max(view.last.as_ref().map_or(0, |l| l.step));
         t.push(Span::raw(format!(" {now}/{}", s.steps_total)));
         if let Some(last) = &view.last {
             t.push(Span::styled(format!("  epoch {:.2}", last.epoch), theme.dim()));

@@ -27,71 +27,35 @@ fn phase_word(phase: Phase) -> &'static str {
 pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> {
     let theme = app.theme;
     let Some(started) = &view.started else {
-        let word = if app.handed_over {
-            "preparing"
-        } else {
-            "press enter on Plan to start a run"
-        };
+        let word = if app.handed_over { "preparing" } else { "press enter on Plan to start a run" };
         return vec![Line::styled(word, theme.dim())];
     };
     let width = area.width as usize;
     let mut out = Vec::new();
     let done = view.last.as_ref().map_or(started.steps_done, |s| s.step);
     let overall = ratio_of(done as f64, started.steps_total as f64);
-    let mut line = bar(
-        width.saturating_sub(6).min(40),
-        overall,
-        None,
-        theme.tone(Tone::Good),
-        theme,
-    );
+    let mut line = bar(width.saturating_sub(6).min(40), overall, None, theme.tone(Tone::Good), theme);
     line.push(Span::raw(format!(" {:>3.0} %", overall * 100.0)));
     out.push(Line::from(line));
     out.push(match (&view.stage, &view.progress, &view.finished) {
         (_, _, Some(f)) => {
-            let tone = if f.status == RunStatus::Failed {
-                Tone::Bad
-            } else {
-                Tone::Good
-            };
-            let sign = if f.status == RunStatus::Failed {
-                "✗"
-            } else {
-                "✓"
-            };
+            let tone = if f.status == RunStatus::Failed { Tone::Bad } else { Tone::Good };
+            let sign = if f.status == RunStatus::Failed { "✗" } else { "✓" };
             let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
             let word = format!("{sign} {}{why}", status_word(f.status));
             Line::styled(cut(&word, width), theme.tone(tone))
         }
         (Some(stage), _, _) => {
             let r = ratio_of(stage.done as f64, stage.total as f64);
-            let text = format!(
-                " {} {}/{} {}",
-                cut(&stage.name, 20),
-                stage.done,
-                stage.total,
-                stage.unit
-            );
-            let mut line = bar(
-                width.saturating_sub(text.len()).min(12),
-                r,
-                None,
-                theme.tone(Tone::Accent),
-                theme,
-            );
+            let text = format!(" {} {}/{} {}", cut(&stage.name, 20), stage.done, stage.total, stage.unit);
+            let mut line = bar(width.saturating_sub(text.len()).min(12), r, None, theme.tone(Tone::Accent), theme);
             line.push(Span::raw(text));
             Line::from(line)
         }
         (None, Some(p), None) => {
             let r = ratio_of(p.visit as f64 + 1.0, p.visits as f64);
             let block = if width >= 44 { "block " } else { "" };
-            let text = format!(
-                " {} {block}{:<3} {:>3}/{}",
-                phase_word(p.phase),
-                p.block,
-                p.visit + 1,
-                p.visits
-            );
+            let text = format!(" {} {block}{:<3} {:>3}/{}", phase_word(p.phase), p.block, p.visit + 1, p.visits);
             let room = width.saturating_sub(text.len());
             let mut line = bar(room.min(40), r, None, theme.tone(Tone::Accent), theme);
             line.push(Span::raw(text));
@@ -102,11 +66,7 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
     let mut speed = Vec::new();
     if let Some((mean, n)) = view.step_time() {
         speed.push(Span::raw(secs(mean)));
-        let of = if width >= 40 {
-            format!(" a step, mean of {n}  ")
-        } else {
-            format!(" (mean {n})  ")
-        };
+        let of = if width >= 40 { format!(" a step, mean of {n}  ") } else { format!(" (mean {n})  ") };
         speed.push(Span::styled(of, theme.dim()));
         if let Some(last) = &view.last {
             speed.push(Span::raw(format!("{:.0}", last.tokens as f64 / mean)));
@@ -134,11 +94,7 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
 }
 
 fn eta_line(app: &App, view: &RunView, theme: Theme) -> Line<'static> {
-    let at = if app.panes.frozen.is_some() {
-        view.at
-    } else {
-        app.run_now()
-    };
+    let at = if app.panes.frozen.is_some() { view.at } else { app.run_now() };
     if view.finished.is_some() {
         return Line::from(pair("ran", secs(view.at), theme));
     }
@@ -160,41 +116,24 @@ fn eta_line(app: &App, view: &RunView, theme: Theme) -> Line<'static> {
 /// Disk and link over time.
 pub(super) fn lanes(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
     let height = (area.height / 2).max(1);
-    let rows = [
-        ("disk", &view.disk, Tone::Notice),
-        ("h2d", &view.h2d, Tone::Accent),
-    ];
+    let rows = [("disk", &view.disk, Tone::Notice), ("h2d", &view.h2d, Tone::Accent)];
     for (i, (name, lane, tone)) in rows.into_iter().enumerate() {
         let y = area.y + height * i as u16;
         if y >= area.bottom() {
             break;
         }
-        let at = Rect {
-            y,
-            height: height.min(area.bottom() - y),
-            ..area
-        };
-        let mut text = vec![
-            Span::styled(format!("{name:<5}"), theme.dim()),
-            Span::raw(format!("{:<11}", rate(lane.now()))),
-        ];
+        let at = Rect { y, height: height.min(area.bottom() - y), ..area };
+        let mut text =
+            vec![Span::styled(format!("{name:<5}"), theme.dim()), Span::raw(format!("{:<11}", rate(lane.now())))];
         if at.height > 1 {
             text.extend(pair("peak", rate(lane.peak()), theme));
             put(frame, at, Line::from(text));
-            let chart = Rect {
-                y: at.y + 1,
-                height: at.height - 1,
-                ..at
-            };
+            let chart = Rect { y: at.y + 1, height: at.height - 1, ..at };
             spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
         } else {
             let used = 16.min(at.width);
             put(frame, at, Line::from(text));
-            let chart = Rect {
-                x: at.x + used,
-                width: at.width - used,
-                ..at
-            };
+            let chart = Rect { x: at.x + used, width: at.width - used, ..at };
             spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
         }
     }
@@ -208,23 +147,14 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
     let plan = app.plan.report().map_or(&none, |r| &chosen(&app.config, r).vram);
     let mut out = Vec::new();
     // The peak while it runs; the allocator's own figure once it has ended.
-    let live = view
-        .finished
-        .as_ref()
-        .map(|f| f.vram.live)
-        .filter(|b| b.0 > 0)
-        .or(view.vram_peak);
+    let live = view.finished.as_ref().map(|f| f.vram.live).filter(|b| b.0 > 0).or(view.vram_peak);
     out.push(match live {
         Some(live) => {
             let top = plan.total.0.max(live.0) as f64;
             let over = plan.total > Bytes::ZERO && live > plan.total;
             let tone = if over { Tone::Bad } else { Tone::Good };
             let words = if width >= 44 { " planned" } else { "" };
-            let text = format!(
-                " {live} of {}{words}{}",
-                plan.total,
-                if over { " ✗ over" } else { "" }
-            );
+            let text = format!(" {live} of {}{words}{}", plan.total, if over { " ✗ over" } else { "" });
             let mut line = vec![Span::styled("VRAM ", theme.dim())];
             let room = width.saturating_sub(columns(&text) + 5).min(40);
             line.extend(bar(
@@ -243,10 +173,7 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
     let mut clock = pair("SM", na(g.sm_clock_mhz.map(|m| format!("{m} MHz"))), theme);
     clock.push(Span::raw("  "));
     clock.extend(pair("GPU", na(g.gpu_util.map(|u| format!("{u} %"))), theme));
-    clock.push(Span::raw(format!(
-        "  {}",
-        na(g.gpu_temp_c.map(|t| format!("{t} °C")))
-    )));
+    clock.push(Span::raw(format!("  {}", na(g.gpu_temp_c.map(|t| format!("{t} °C"))))));
     out.push(Line::from(clock));
     let mut host = pair("host", na(g.rss_anon.map(|b| b.to_string())), theme);
     host.push(Span::raw("  "));
@@ -257,17 +184,10 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
     device.extend(pair("power", na(g.power_w.map(|w| format!("{w:.0} W"))), theme));
     out.push(Line::from(device));
     if let Some(s) = &view.started {
-        for (label, value) in [
-            ("on", &s.device),
-            ("compute", &s.compute_dtype),
-            ("attention", &s.attention),
-            ("reader", &s.reader),
-        ] {
-            out.push(Line::from(pair(
-                &format!("{label:<9}"),
-                cut(value, width.saturating_sub(10)),
-                theme,
-            )));
+        for (label, value) in
+            [("on", &s.device), ("compute", &s.compute_dtype), ("attention", &s.attention), ("reader", &s.reader)]
+        {
+            out.push(Line::from(pair(&format!("{label:<9}"), cut(value, width.saturating_sub(10)), theme)));
         }
     }
     out
@@ -282,10 +202,7 @@ pub(super) fn log_title(app: &App, theme: Theme) -> Vec<Span<'static>> {
         Level::Error => t.push(Span::styled(" errors", theme.dim())),
     }
     if app.panes.scroll > 0 {
-        t.push(Span::styled(
-            format!("  {} newer below (F)", app.panes.scroll),
-            theme.dim(),
-        ));
+        t.push(Span::styled(format!("  {} newer below (F)", app.panes.scroll), theme.dim()));
     }
     t
 }
@@ -309,23 +226,9 @@ pub(super) fn log(app: &App, frame: &mut Frame, area: Rect, view: &RunView) {
             (Level::Warn, _) => ("!", theme.tone(Tone::Notice)),
             (Level::Error, _) => ("✗", theme.tone(Tone::Bad)),
         };
-        let body = if l.source == Source::Library {
-            theme.dim()
-        } else {
-            Style::default()
-        };
-        for (i, part) in wrap(&l.text, room)
-            .into_iter()
-            .enumerate()
-            .collect::<Vec<_>>()
-            .into_iter()
-            .rev()
-        {
-            let head = if i == 0 {
-                format!("{:>5} ", short_time(l.at))
-            } else {
-                " ".repeat(indent)
-            };
+        let body = if l.source == Source::Library { theme.dim() } else { Style::default() };
+        for (i, part) in wrap(&l.text, room).into_iter().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            let head = if i == 0 { format!("{:>5} ", short_time(l.at)) } else { " ".repeat(indent) };
             let mut spans = vec![Span::styled(head, theme.dim())];
             if i == 0 {
                 spans.push(Span::styled(format!("{sign} "), style));
@@ -343,9 +246,5 @@ pub(super) fn log(app: &App, frame: &mut Frame, area: Rect, view: &RunView) {
 /// Run time as `m:ss` or `h:mm`.
 fn short_time(at: f64) -> String {
     let s = at.max(0.0) as u64;
-    if s < 3600 {
-        format!("{}:{:02}", s / 60, s % 60)
-    } else {
-        format!("{}h{:02}", s / 3600, s % 3600 / 60)
-    }
+    if s < 3600 { format!("{}:{:02}", s / 60, s % 60) } else { format!("{}h{:02}", s / 3600, s % 3600 / 60) }
 }
