@@ -37,7 +37,8 @@ pub struct Job {
 
 /// Something that trains: the real trainer, or a scripted one for screen tests.
 pub trait Engine: Send {
-    /// Runs the job to its end, or to where `control` stops it. Sends `Started` first; the worker sends `Finished`.
+    /// Runs the job to its end, or to where `control` stops it. Sends `Started` once checkpoint, plan and data are known
+    /// (only stages and notices come before); the worker sends `Finished`.
     ///
     /// # Errors
     /// Whatever stopped the run; the last checkpoint stands.

@@ -18,13 +18,19 @@ mod recorded;
 mod reports;
 
 #[cfg(feature = "torch")]
+mod demo;
+#[cfg(feature = "torch")]
 mod equal;
 #[cfg(feature = "torch")]
 mod families;
 #[cfg(feature = "torch")]
+mod generation;
+#[cfg(feature = "torch")]
 mod golden;
 #[cfg(feature = "torch")]
 mod gpu;
+#[cfg(feature = "torch")]
+mod runs;
 #[cfg(feature = "torch")]
 mod streaming;
 #[cfg(feature = "torch")]

@@ -1,0 +1,304 @@
+//! Whole runs of the real trainer on tiny models: what they leave behind, how they resume, stop and refuse.
+
+use crate::support::fixture::Model;
+use blockstream_tui::checkpoint::{self, adapter};
+use blockstream_tui::config::RunConfig;
+use blockstream_tui::device::shim;
+use blockstream_tui::engine::Services;
+use blockstream_tui::event::{Command, Event, EventKind, RunFinished, RunStatus};
+use blockstream_tui::train::Trainer;
+use blockstream_tui::worker::{Desk, DeskOptions, Signals, host_gauges};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Ten chat rows.
+fn rows(dir: &Path) -> PathBuf {
+    let path = dir.join("rows.jsonl");
+    let line = |i: usize| {
+        format!(
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"question {i}\"}},{{\"role\":\"assistant\",\"content\":\"{}\"}}]}}\n",
+            "answer ".repeat(1 + i % 4)
+        )
+    };
+    std::fs::write(&path, (0..10).map(line).collect::<String>()).unwrap();
+    path
+}
+
+/// A config that trains `model` for ten steps, from disk.
+fn config(model: &Path, dir: &Path) -> RunConfig {
+    let mut c = RunConfig::default();
+    c.model.path = model.display().to_string();
+    c.data.files = vec![rows(dir)];
+    c.data.eval_split = 0.2;
+    c.data.max_length = 128;
+    c.lora.r = 4;
+    c.lora.dropout = 0.1;
+    c.train.max_steps = 10;
+    c.train.per_device_train_batch_size = 2;
+    c.train.gradient_accumulation_steps = 2;
+    c.train.learning_rate = 1e-2;
+    c.train.lr_scheduler_type = "cosine".into();
+    c.train.warmup_steps = 2.0;
+    c.train.device = "cpu".into();
+    c.train.save_total_limit = 0;
+    c.stream.tier = "disk".into();
+    c.stream.prefetch_ahead = 1;
+    c
+}
+
+/// Runs to the end; after the first step sends `command`, if any.
+fn run(
+    config: &RunConfig,
+    results: &Path,
+    resume: Option<PathBuf>,
+    command: Option<Command>,
+) -> (Vec<Event>, RunFinished) {
+    let _ = shim::init();
+    let mut desk = Desk::new(DeskOptions {
+        engine: Box::new(|| Box::new(Trainer)),
+        gauges: Box::new(|| Box::new(host_gauges)),
+        env: Box::new(|_, machine| serde_json::json!({ "machine": machine.name })),
+        places: Vec::new(),
+        results: results.to_path_buf(),
+        signals: Signals::none(),
+        resume,
+    });
+    desk.start(config).unwrap_or_else(|e| panic!("{e}"));
+    let (since, mut all, mut command) = (Instant::now(), Vec::new(), command);
+    loop {
+        for event in desk.poll() {
+            all.push(event.clone());
+            match event.kind {
+                EventKind::Step(_) => {
+                    if let Some(c) = command.take() {
+                        desk.command(c);
+                    }
+                }
+                EventKind::Finished(f) => return (all, f),
+                _ => {}
+            }
+        }
+        assert!(since.elapsed() < Duration::from_secs(60), "no end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn run_dir(events: &[Event]) -> PathBuf {
+    let started = events.iter().find_map(|e| if let EventKind::Started(s) = &e.kind { Some(s) } else { None });
+    started.unwrap_or_else(|| panic!("{events:?}")).run_dir.clone()
+}
+
+/// Learning rate, loss and gradient norm of every step, as bits.
+fn curve(events: &[Event]) -> Vec<(u64, u64, u64, u64)> {
+    let steps = events.iter().filter_map(|e| if let EventKind::Step(s) = &e.kind { Some(s) } else { None });
+    steps.map(|s| (s.step, s.learning_rate.to_bits(), s.loss.to_bits(), s.grad_norm.to_bits())).collect()
+}
+
+fn file(run: &Path, name: &str) -> Vec<u8> {
+    std::fs::read(run.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target)
+        } else {
+            std::fs::copy(entry.path(), target).map(drop).unwrap()
+        }
+    }
+}
+
+#[test]
+fn case_tr_03_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().std(0.08).write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.save_steps = 5;
+    let (events, finished) = run(&c, &dir.path().join("straight"), None, None);
+    assert_eq!((finished.status, finished.step), (RunStatus::Finished, 10));
+    let straight = run_dir(&events);
+
+    // From the checkpoint in its middle …
+    let half = dir.path().join("half/run");
+    copy_folder(&straight.join("checkpoint-5"), &half.join("checkpoint-5"));
+    let (resumed, finished) = run(&c, &dir.path().join("half"), Some(half.join("checkpoint-5")), None);
+    assert_eq!((finished.status, finished.step), (RunStatus::Finished, 10));
+    assert_eq!(run_dir(&resumed).file_name(), half.file_name(), "it goes on in its own folder");
+    // … and after a stop at whatever step the command met.
+    let (first, stopped) = run(&c, &dir.path().join("stopped"), None, Some(Command::StopAndSave));
+    assert_eq!(stopped.status, RunStatus::Stopped);
+    assert!(stopped.step >= 1 && stopped.step < 10, "stopped at {}", stopped.step);
+    let stopped_dir = run_dir(&first);
+    let (second, _) = run(&c, &dir.path().join("stopped"), stopped.checkpoint.clone(), None);
+
+    for other in [&half, &stopped_dir] {
+        for name in [
+            "checkpoint-10/adapter_model.safetensors",
+            "checkpoint-10/optimizer.safetensors",
+            "checkpoint-10/trainer_state.json",
+            "adapter/adapter_model.safetensors",
+        ] {
+            assert!(file(&straight, name) == file(other, name), "{name} differs in {}", other.display());
+        }
+    }
+    // TR-01: rate, loss and norm of every step equal the straight run's to the last bit.
+    let want = curve(&events);
+    assert_eq!(want[5..], curve(&resumed)[..]);
+    let joined: Vec<_> = curve(&first).into_iter().chain(curve(&second)).collect();
+    assert_eq!(want, joined);
+    assert!(want.iter().all(|s| s.1 != 0) || want[0].1 == 0, "the rate is zero at most at the first warm-up step");
+}
+
+#[test]
+fn case_tr_01_more_steps_on_resume_stretch_the_schedule_and_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 3;
+    let (events, _) = run(&c, &dir.path().join("results"), None, None);
+    let checkpoint = run_dir(&events).join("checkpoint-3");
+    c.train.max_steps = 6;
+    let (events, finished) = run(&c, &dir.path().join("results"), Some(checkpoint), None);
+    assert_eq!(finished.step, 6);
+    let said =
+        events.iter().any(|e| matches!(&e.kind, EventKind::Notice(n) if n.text.contains("stretched over all 6")));
+    assert!(said, "{events:?}");
+    assert!(curve(&events).iter().all(|s| f64::from_bits(s.1) > 0.0), "no step is trained at rate 0");
+}
+
+#[test]
+fn a_resume_on_another_base_or_batch_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 1;
+    let (events, _) = run(&c, &dir.path().join("results"), None, None);
+    let checkpoint = run_dir(&events).join("checkpoint-1");
+    c.train.max_steps = 2;
+    c.train.per_device_train_batch_size = 1;
+    let refused = run(&c, &dir.path().join("results"), Some(checkpoint.clone()), None).1;
+    assert!(refused.status == RunStatus::Failed && refused.reason.unwrap().contains("batch size"));
+    c.train.per_device_train_batch_size = 2;
+    Model::tiny().seed(9).write(&model);
+    let refused = run(&c, &dir.path().join("results"), Some(checkpoint), None).1;
+    assert!(refused.status == RunStatus::Failed && refused.reason.unwrap().contains("base checkpoint"));
+}
+
+#[test]
+fn case_tr_07_a_damaged_checkpoint_is_passed_over_and_named() {
+    use blockstream_tui::train::save;
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    (c.train.max_steps, c.train.save_steps) = (4, 2);
+    let (events, _) = run(&c, &dir.path().join("results"), None, None);
+    let run = run_dir(&events);
+    let newest = run.join("checkpoint-4");
+    for damage in ["adapter_model.safetensors", "trainer_state.json", "checkpoint.json"] {
+        let path = newest.join(damage);
+        let whole = std::fs::read(&path).unwrap();
+        for cut in [0, whole.len() / 2] {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let (found, skipped) = save::newest(&run);
+            assert_eq!(found.unwrap(), run.join("checkpoint-2"), "{damage} cut to {cut}");
+            assert!(skipped.len() == 1 && skipped[0].contains(damage), "{skipped:?}");
+        }
+        std::fs::write(&path, whole).unwrap();
+    }
+    assert_eq!(save::newest(&run).0.unwrap(), newest);
+}
+
+#[test]
+fn case_ex_01_a_run_leaves_pefts_keys_shapes_and_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 2;
+    c.lora.targets = vec!["q_proj".into(), "v_proj".into()];
+    c.lora.top_fraction = 0.5;
+    let (events, _) = run(&c, &dir.path().join("results"), None, None);
+    let folder = run_dir(&events).join("adapter");
+    let (config, tensors) = adapter::read(&folder).unwrap();
+    assert_eq!((config.r, config.layers_to_transform), (4, Some(vec![2, 3])));
+    assert_eq!(config.base_model_name_or_path, "tiny");
+    let mut want = Vec::new();
+    for layer in [2, 3] {
+        for (module, out) in [("q_proj", 64), ("v_proj", 32)] {
+            let stem = format!("base_model.model.model.layers.{layer}.self_attn.{module}");
+            want.push((format!("{stem}.lora_A.weight"), vec![4, 64]));
+            want.push((format!("{stem}.lora_B.weight"), vec![out, 4]));
+        }
+    }
+    let got: Vec<_> = tensors.iter().map(|t| (t.key.clone(), t.shape.clone())).collect();
+    assert_eq!(got.len(), want.len());
+    assert!(want.iter().all(|w| got.contains(w)), "{got:?}");
+    assert!(tensors.iter().filter(|t| t.key.contains("lora_B")).all(|t| t.data.iter().any(|x| *x != 0.0)), "B moved");
+    for name in ["adapter_model.safetensors", "adapter_config.json", "README.md"] {
+        assert!(folder.join(name).is_file(), "{name}");
+    }
+}
+
+#[test]
+fn case_ck_19_heads_wider_than_hidden_train_with_the_right_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().set("head_dim", 32).write(&dir.path().join("wide"));
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 2;
+    let (events, finished) = run(&c, &dir.path().join("results"), None, None);
+    assert_eq!(finished.status, RunStatus::Finished);
+    let (_, tensors) = adapter::read(&run_dir(&events).join("adapter")).unwrap();
+    let shape = |module: &str, ab: &str| {
+        let key = format!("base_model.model.model.layers.0.self_attn.{module}.lora_{ab}.weight");
+        tensors.iter().find(|t| t.key == key).unwrap().shape.clone()
+    };
+    assert_eq!((shape("q_proj", "A"), shape("q_proj", "B")), (vec![4, 64], vec![128, 4]));
+    assert_eq!((shape("o_proj", "A"), shape("o_proj", "B")), (vec![4, 128], vec![64, 4]));
+    let opened = checkpoint::open(&model).unwrap();
+    let summed: u64 = opened.tensors.iter().map(|t| t.elements()).sum();
+    assert_eq!(opened.params(), summed);
+}
+
+#[test]
+fn a_run_keeps_within_its_plan_and_its_report_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().set("num_hidden_layers", 8).write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.eval_steps = 4;
+    let (events, finished) = run(&c, &dir.path().join("results"), None, None);
+    let report: Value = serde_json::from_slice(&file(&run_dir(&events), "report.json")).unwrap();
+    assert_eq!(report["steps"], 10);
+    assert_eq!(report["verdict"], "LORA_DISK");
+    assert!(report["residency"]["peak"].as_u64() <= report["residency"]["planned"].as_u64());
+    assert_eq!(report["residency"]["peak"].as_u64().unwrap(), finished.residency_peak as u64);
+    // Two slots of eight blocks: 2 × (8 − 2) loads a step, read from disk in place, as planned.
+    let per_step = &report["bytes"]["per_step"];
+    let block = checkpoint::open(&model).unwrap().blocks[0].bytes.0;
+    assert_eq!(per_step["h2d"].as_u64().unwrap(), 12 * block);
+    assert_eq!(report["bytes"]["planned_per_step"]["h2d"], per_step["h2d"]);
+    assert!(per_step["disk_read"].as_u64().unwrap() >= 12 * block);
+    assert!(report["eval"]["after"].as_f64() < report["eval"]["before"].as_f64());
+    let evals = events.iter().filter(|e| matches!(e.kind, EventKind::Eval(_))).count();
+    assert_eq!(evals, 4, "before, after steps 4 and 8, after the last");
+}
+
+#[test]
+fn case_tr_09_a_stop_at_once_leaves_the_last_checkpoint_and_nothing_half_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.save_steps = 1;
+    c.train.max_steps = 500;
+    let (events, finished) = run(&c, &dir.path().join("results"), None, Some(Command::StopNow));
+    assert_eq!(finished.status, RunStatus::Aborted);
+    let run = run_dir(&events);
+    let newest = blockstream_tui::train::save::newest(&run);
+    assert_eq!(newest.0, finished.checkpoint);
+    assert!(newest.1.is_empty(), "{:?}", newest.1);
+    let left: Vec<_> =
+        std::fs::read_dir(&run).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(left.iter().all(|n| !n.ends_with(".tmp")), "{left:?}");
+}
