@@ -84,7 +84,7 @@ def ours(a, ckpt, init, data, name, tier, resident, det, steps, ahead=2):
     with open(cfg, "w") as f:
         f.write(CONFIG.format(results=results, ckpt=ckpt, data=data, init=init, seq=a.seq, steps=steps, lr=a.lr,
                               det=str(det).lower(), tier=tier, resident=resident, ahead=ahead))
-    rc = sh([a.binary, "train", "--config", cfg], os.path.join(a.out, name + ".log"))
+    rc = sh([a.binary, "train", "--config", cfg], os.path.join(a.tmp, "logs", name + ".log"))
     runs = sorted(glob.glob(results + "/*/report.json"))
     if rc or not runs:
         return None
@@ -117,6 +117,7 @@ def main():
     p.set_defaults(shape="llama3-8b", layers=16, seq=2048)
     a = p.parse_args()
     os.makedirs(a.out, exist_ok=True); os.makedirs(a.tmp, exist_ok=True)
+    logs = os.path.join(a.tmp, "logs"); os.makedirs(logs, exist_ok=True)
     t = time.time(); ckpt, cfg = bc.make_checkpoint(a); print(f"# checkpoint in {time.time() - t:.0f} s", flush=True)
     init, steps = os.path.join(a.tmp, "init"), 10
     base, base_t, rows, base_peak = peft_losses(a, ckpt, cfg, init, steps)
@@ -158,9 +159,9 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     common = ["--shape", a.shape, "--layers", str(a.layers), "--seq", str(a.seq), "--steps", "6", "--warmup", "2", "--work", a.work]
     if a.soup:
-        peers["soup_ram"] = peer([sys.executable, here + "/bench_soup.py", "--peer-path", a.soup, *common, "--tier", "ram"], a.out + "/soup.log")
+        peers["soup_ram"] = peer([sys.executable, here + "/bench_soup.py", "--peer-path", a.soup, *common, "--tier", "ram"], logs + "/soup.log")
     if a.blockstreamer:
-        peers["block_streamer_ram"] = peer([sys.executable, here + "/bench_blockstreamer.py", "--peer-path", a.blockstreamer, *common, "--tier", "ram"], a.out + "/bs.log")
+        peers["block_streamer_ram"] = peer([sys.executable, here + "/bench_blockstreamer.py", "--peer-path", a.blockstreamer, *common, "--tier", "ram"], logs + "/bs.log")
     summary = dict(
         shape=a.shape, layers=a.layers, tokens_per_step=a.seq, steps=steps,
         peft=dict(losses=base, step_s_median=statistics.median(base_t[2:]), vram_live=base_peak),
