@@ -13,7 +13,7 @@ use args::{Cli, Command, ConfigArgs, DataCommand};
 use clap::Parser;
 
 use crate::checkpoint;
-use crate::config::load;
+use crate::config::{RunConfig, load};
 use crate::error::{Error, ExitCode, Result};
 use crate::{data, device, doctor, export, plan, report};
 use std::io::Write;
@@ -49,6 +49,11 @@ pub fn main() -> ExitCode {
 fn settle_environment() {
     use std::os::unix::process::CommandExt;
     const WANTED: [(&str, &str); 2] = [("OMP_WAIT_POLICY", "passive"), ("CUDA_CACHE_DISABLE", "1")];
+    // The screen, the script, `train` and `generate` compute; the others would only start twice.
+    let computes = |a: &std::ffi::OsStr| a == "train" || a == "generate" || a == "--script" || a == "--model";
+    if std::env::args_os().len() > 1 && !std::env::args_os().any(|a| computes(&a)) {
+        return;
+    }
     let missing: Vec<_> = WANTED.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
     if missing.is_empty() {
         return;
@@ -147,8 +152,15 @@ fn show_plan(loaded: &load::Loaded, json: bool) -> Result<ExitCode> {
     } else {
         print::line(plan::explain(&report).trim_end())?;
     }
-    let chosen = if config.train.mode == "full" { &report.modes.full } else { &report.modes.lora };
-    Ok(if chosen.verdict == plan::Verdict::Infeasible { ExitCode::Infeasible } else { ExitCode::Ok })
+    Ok(verdict_code(config, &report))
+}
+
+/// 3 when the mode that `config` asks for is infeasible, else 0.
+fn verdict_code(config: &RunConfig, report: &plan::PlanReport) -> ExitCode {
+    match crate::worker::desk::chosen(config, report).verdict {
+        plan::Verdict::Infeasible => ExitCode::Infeasible,
+        _ => ExitCode::Ok,
+    }
 }
 
 fn inspect(args: &args::InspectArgs) -> Result<ExitCode> {

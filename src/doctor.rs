@@ -18,7 +18,7 @@ const PROBE_BYTES: Bytes = Bytes(1 << 30);
 /// Looks at GPU, memory, drive, kernel and folders; `disk` also times direct reads of the largest cached weights file.
 #[must_use]
 pub fn report(disk: bool) -> Value {
-    let cache = hub_cache();
+    let cache = crate::checkpoint::hub::cache_dir().unwrap_or_else(|| PathBuf::from("."));
     let memory = host::memory();
     let drive = disk::describe(&cache);
     let io_uring = probe::io_uring();
@@ -90,21 +90,6 @@ fn gpus() -> Value {
         "driver": driver,
         "cards": cards.iter().map(card).collect::<Vec<_>>(),
     })
-}
-
-/// Where the hub cache is, by the environment's rules.
-#[must_use]
-pub fn hub_cache() -> PathBuf {
-    hub_cache_from(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
-}
-
-fn hub_cache_from(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
-    env("HF_HUB_CACHE")
-        .or_else(|| env("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| env("HF_HOME").map(|h| h.join("hub")))
-        .or_else(|| env("XDG_CACHE_HOME").map(|c| c.join("huggingface/hub")))
-        .or_else(|| env("HOME").map(|h| h.join(".cache/huggingface/hub")))
-        .unwrap_or_else(|| PathBuf::from("."))
 }
 
 /// Times direct reads of the largest weights file below `cache`.
@@ -266,16 +251,6 @@ mod tests {
             "utilisation": null }] });
         let text = render(&r);
         assert!(text.contains("VRAM N/A free of N/A") && text.contains("SM clock N/A of N/A MHz"), "{text}");
-    }
-
-    #[test]
-    fn the_hub_cache_follows_the_environment() {
-        let at =
-            |set: &[(&str, &str)]| hub_cache_from(|n| set.iter().find(|(k, _)| *k == n).map(|(_, v)| PathBuf::from(v)));
-        assert_eq!(at(&[("HF_HUB_CACHE", "/a"), ("HF_HOME", "/b")]), Path::new("/a"));
-        assert_eq!(at(&[("HF_HOME", "/b"), ("HOME", "/h")]), Path::new("/b/hub"));
-        assert_eq!(at(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Path::new("/x/huggingface/hub"));
-        assert_eq!(at(&[("HOME", "/h")]), Path::new("/h/.cache/huggingface/hub"));
     }
 
     #[test]

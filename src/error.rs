@@ -95,6 +95,11 @@ impl Error {
         }
     }
 
+    /// As [`Error::io`], for a file the user named: a usage error.
+    pub fn input(what: &str, path: &Path, source: std::io::Error) -> Error {
+        Error { kind: Kind::Usage, ..Error::io(what, path, source) }
+    }
+
     /// Adds what to do next, a full clause: "fetch the real file".
     #[must_use]
     pub fn next(mut self, next: impl Into<String>) -> Error {

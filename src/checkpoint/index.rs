@@ -6,6 +6,7 @@
 use super::files::{clean, open_regular, parse_json, read_small, shown};
 use super::header;
 use crate::error::{Error, Result};
+use crate::files;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -98,7 +99,7 @@ pub fn rebuild(dir: &Path) -> Result<PathBuf> {
         std::fs::rename(&path, &old).map_err(|e| Error::io("rename", &path, e))?;
     }
     let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": map }));
-    super::write::atomic(&path, text.as_bytes())?;
+    files::replace(&path, text.as_bytes())?;
     Ok(path)
 }
 

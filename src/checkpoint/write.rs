@@ -1,6 +1,6 @@
 //! Writing files so that a crash leaves the old file or the new one, never half of either.
 //!
-//! [`SafetensorsFile`] streams tensors to disk in the order they were declared; [`atomic`] writes a small file whole.
+//! [`SafetensorsFile`] streams tensors to disk in the order they were declared; small files go through `crate::files`.
 
 use super::files::{clean, shown};
 use super::types::Dtype;
@@ -148,24 +148,6 @@ impl SafetensorsFile {
     }
 }
 
-/// Writes `bytes` to `path` through a temporary file: synced, renamed, folder synced.
-///
-/// # Errors
-/// The disk refuses; `path` is then as it was.
-pub fn atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut out = Temp::create(path)?;
-    out.write(bytes)?;
-    out.commit()
-}
-
-/// Makes renames inside `dir` survive a power cut.
-///
-/// # Errors
-/// The folder can't be opened or synced.
-pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
-}
-
 /// A file under a temporary name, removed when dropped uncommitted.
 #[derive(Debug)]
 struct Temp {
@@ -198,7 +180,7 @@ impl Temp {
             return Err(Error::io("write", &self.path, e));
         }
         let dir = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        sync_dir(dir)
+        crate::files::sync_dir(dir)
     }
 }
 
@@ -278,16 +260,5 @@ mod tests {
         assert!(SafetensorsFile::create(&path, &twice, &[]).is_err());
         let huge = [Declared::new("a", Dtype::F32, &[1 << 32, 1 << 32])];
         assert!(SafetensorsFile::create(&path, &huge, &[]).is_err());
-    }
-
-    #[test]
-    fn atomic_replaces_a_file_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x.json");
-        atomic(&path, b"one").unwrap();
-        atomic(&path, b"two").unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"two");
-        assert_eq!(names(dir.path()), ["x.json"]);
-        assert!(atomic(&dir.path().join("no/such/x"), b"").is_err());
     }
 }

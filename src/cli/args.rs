@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 /// Finetune language models far larger than your GPU and RAM.
 #[derive(Debug, Parser)]
-#[command(name = "blockstream-tui", version, max_term_width = 100)]
+#[command(name = "blockstream-tui", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
 pub struct Cli {
     /// Subcommand; without one the workbench opens.
     #[command(subcommand)]
@@ -102,10 +102,10 @@ pub enum Command {
     Export {
         /// Run folder.
         run: PathBuf,
-        /// peft, axolotl or llamafactory.
+        /// peft, peft-compat, axolotl or llamafactory.
         #[arg(long)]
         to: String,
-        /// Folder or file to write; default: beside the run's adapter.
+        /// New or empty folder to write to; default: the run's own folder.
         #[arg(long)]
         dest: Option<PathBuf>,
     },
@@ -223,7 +223,7 @@ pub struct GenerateArgs {
     /// Sampling seed.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
-    /// Stream from disk even if the model fits.
+    /// Where blocks wait that do not fit the device.
     #[arg(long, value_parser = ["auto", "ram", "disk"], default_value = "auto")]
     pub tier: String,
     /// cpu, cuda or auto.

@@ -38,8 +38,9 @@ pub fn real(results: PathBuf, config: &RunConfig, signals: Signals, resume: Opti
     let model = (!config.model.path.is_empty()).then(|| PathBuf::from(&config.model.path));
     Desk::new(DeskOptions {
         engine: Box::new(engine),
-        gauges: Box::new(|| {
-            let mut sampler = Sampler::new(None);
+        gauges: Box::new(|machine| {
+            let uuid = machine.gpu.as_ref().and_then(|g| g.uuid.as_deref());
+            let mut sampler = Sampler::new(uuid);
             Box::new(move || sampler.sample())
         }),
         env: Box::new(|config, machine| {

@@ -34,7 +34,7 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     if args.dry_run {
         print::line(&load::to_toml(&config)?)?;
         print::line(plan::explain(&plan).trim_end())?;
-        return Ok(ExitCode::Ok);
+        return Ok(super::verdict_code(&config, &plan));
     }
     desk.start(&config)?;
     let mut lines = Lines::default();

@@ -114,12 +114,12 @@ impl Layers {
     }
 
     fn file(&mut self, path: &Path) -> Result<()> {
-        let size = std::fs::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
+        let size = std::fs::metadata(path).map_err(|e| Error::input("read", path, e))?.len();
         let name = clean(&path.display().to_string());
         if size > LARGEST_FILE {
             return Err(Error::usage(format!("'{name}' has {size} bytes: that is no run config")));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+        let text = std::fs::read_to_string(path).map_err(|e| Error::input("read", path, e))?;
         let table: Table = toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
             Error::usage(format!("{name}:{line}: {}", clean(e.message().trim()).replace('\u{fffd}', " ")))

@@ -48,7 +48,7 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
     if path.is_dir() {
         return Err(Error::data(format!("'{}' is a folder", path.display())).next("name the files in it"));
     }
-    let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
+    let file = File::open(path).map_err(|e| Error::input("read", path, e))?;
     let mut source =
         Source { reader: BufReader::with_capacity(1 << 18, file), path, sha: Sha256::new(), offset: 0, line: 1 };
     let mut summary = Summary { bom: source.check_start()?, ..Summary::default() };

@@ -5,8 +5,8 @@
 
 use crate::units::Bytes;
 
-/// Threads whose writes are the run's own record.
-pub const RECORD_THREADS: [&str; 2] = ["hub", "log"];
+/// Threads whose writes are the run's own record (the screen's log is written by the main thread).
+pub const RECORD_THREADS: [&str; 1] = ["hub"];
 
 /// Sum of `write_bytes` over this process's threads, those named in `except` and the main thread left out.
 ///

@@ -57,6 +57,7 @@ fn held_out(r: &Report) -> String {
             format!("{} → {} ({:+.1} %)", number(Some(b)), number(Some(a)), (a - b) / b * 100.0)
         }
         (None, None) => "not measured".into(),
+        (Some(b), None) => format!("{} before; not measured after", number(Some(b))),
         (b, a) => format!("{} → {}", number(b), number(a)),
     }
 }

@@ -6,9 +6,10 @@
 
 use crate::checkpoint::Dtype;
 use crate::checkpoint::adapter::{self, AdapterConfig};
-use crate::checkpoint::write::{self, Declared, SafetensorsFile};
+use crate::checkpoint::write::{Declared, SafetensorsFile};
 use crate::error::{Error, Result};
 use crate::event::StepRecord;
+use crate::files;
 use crate::model::AdapterLayout;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -103,7 +104,7 @@ pub fn save(
             std::fs::remove_dir_all(&path).map_err(|e| Error::io("replace", &path, e))?;
         }
         std::fs::rename(&tmp, &path).map_err(|e| Error::io("rename", &tmp, e))?;
-        write::sync_dir(run_dir)?;
+        files::sync_dir(run_dir)?;
         Ok(bytes)
     });
     if written.is_err() {
@@ -122,7 +123,7 @@ fn fill(
     adapter::write(dir, config, &layout.to_peft(&tensors.params))?;
     write_moments(&dir.join("optimizer.safetensors"), layout, tensors)?;
     let json = |v: &TrainerState| serde_json::to_vec_pretty(v).map_err(|e| Error::run(format!("trainer state: {e}")));
-    write::atomic(&dir.join("trainer_state.json"), &json(state)?)?;
+    files::replace(&dir.join("trainer_state.json"), &json(state)?)?;
     let mut manifest = Manifest { schema: SCHEMA, step: state.global_step, files: BTreeMap::new() };
     let mut total = 0;
     for file in ["adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "trainer_state.json"] {
@@ -131,8 +132,8 @@ fn fill(
         manifest.files.insert(file.into(), facts);
     }
     let text = serde_json::to_vec_pretty(&manifest).map_err(|e| Error::run(format!("manifest: {e}")))?;
-    write::atomic(&dir.join("checkpoint.json"), &text)?;
-    write::sync_dir(dir)?;
+    files::replace(&dir.join("checkpoint.json"), &text)?;
+    files::sync_dir(dir)?;
     Ok(total + text.len() as u64)
 }
 
@@ -287,6 +288,6 @@ pub fn save_adapter(
         std::fs::remove_dir_all(&path).map_err(|e| Error::io("replace", &path, e))?;
     }
     std::fs::rename(&tmp, &path).map_err(|e| Error::io("rename", &tmp, e))?;
-    write::sync_dir(run_dir)?;
+    files::sync_dir(run_dir)?;
     Ok((path, bytes))
 }

@@ -2,7 +2,7 @@
 
 use super::walk::Visit;
 use crate::engine::EventSink;
-use crate::event::{EventKind, Progress};
+use crate::event::{EventKind, Phase, Progress};
 use crate::stream::Streamer;
 use crate::units::Bytes;
 use std::sync::Arc;
@@ -14,13 +14,14 @@ const EVERY: Duration = Duration::from_millis(33);
 pub(super) struct Telemetry {
     sink: Arc<dyn EventSink>,
     visits: usize,
+    n_blocks: usize,
     gpu: Option<usize>,
     last: Option<Instant>,
 }
 
 impl Telemetry {
-    pub(super) fn new(sink: Arc<dyn EventSink>, visits: usize, gpu: Option<usize>) -> Telemetry {
-        Telemetry { sink, visits, gpu, last: None }
+    pub(super) fn new(sink: Arc<dyn EventSink>, visits: usize, n_blocks: usize, gpu: Option<usize>) -> Telemetry {
+        Telemetry { sink, visits, n_blocks, gpu, last: None }
     }
 
     /// Tells where the walk is, if the last time was long enough ago.
@@ -35,7 +36,7 @@ impl Telemetry {
             phase: visit.phase,
             block: visit.block,
             visit: visit.index,
-            visits: self.visits,
+            visits: if visit.phase == Phase::Eval { self.n_blocks } else { self.visits },
             blocks: streamer.states(),
             disk_read: totals.disk_read,
             h2d: totals.h2d,

@@ -68,10 +68,6 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn open(job: &'a Job, sink: Arc<dyn EventSink>, control: Control) -> Result<Run<'a>> {
         let config = &job.config;
-        if config.train.mode != "lora" {
-            return Err(Error::usage(format!("train.mode '{}' cannot be trained by this version", config.train.mode))
-                .next("use mode = \"lora\"; `plan` already shows what full finetuning would take"));
-        }
         let plan = &job.plan.modes.lora;
         let checkpoint = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
         if checkpoint.not_here {
@@ -150,7 +146,7 @@ impl<'a> Run<'a> {
         let gpu = if let Device::Cuda(i) = device { Some(i) } else { None };
         let walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
         Ok(Run {
-            telemetry: Telemetry::new(sink.clone(), walk.visits(), gpu),
+            telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
             job,
             sink,
             control,

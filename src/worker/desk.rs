@@ -21,7 +21,7 @@ pub struct DeskOptions {
     /// Makes the engine of a run.
     pub engine: Box<dyn Fn() -> Box<dyn Engine>>,
     /// Makes the gauges of a run.
-    pub gauges: Box<dyn Fn() -> GaugeSource>,
+    pub gauges: Box<dyn Fn(&Machine) -> GaugeSource>,
     /// Says what goes into `env.json`.
     pub env: EnvSource,
     /// Folders that are or hold model folders; the first is shown first.
@@ -107,6 +107,24 @@ pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
     })
 }
 
+/// Refuses what can be seen to be wrong before a run folder is made.
+///
+/// # Errors
+/// A mode this version can't train, no data file, or one that isn't there.
+fn refuse_unready(config: &RunConfig) -> Result<()> {
+    if config.train.mode != "lora" {
+        return Err(Error::usage(format!("train.mode '{}' cannot be trained by this version", config.train.mode))
+            .next("use mode = \"lora\"; `plan` already shows what full finetuning would take"));
+    }
+    if config.data.files.is_empty() {
+        return Err(Error::usage("no data file is named").next("name JSONL or JSON files in data.files"));
+    }
+    match config.data.files.iter().chain(&config.data.eval_files).find(|f| !f.is_file()) {
+        Some(f) => Err(Error::usage(format!("there is no data file '{}'", f.display())).next("correct data.files")),
+        None => Ok(()),
+    }
+}
+
 impl Services for Desk {
     fn models(&mut self) -> Vec<ModelEntry> {
         checkpoint::list(&self.options.places)
@@ -122,6 +140,7 @@ impl Services for Desk {
         if self.running() {
             return Err(Error::run("a run is in progress").next("stop it first"));
         }
+        refuse_unready(config)?;
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         let env = (self.options.env)(config, &plan.machine);
@@ -134,8 +153,8 @@ impl Services for Desk {
         };
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
         let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
+        let gauges = (self.options.gauges)(&job.plan.machine);
         let engine = (self.options.engine)();
-        let gauges = (self.options.gauges)();
         self.run = Some(RunHandle::spawn(engine, job, Box::new(recorder), gauges, self.options.signals.clone())?);
         Ok(())
     }

@@ -15,7 +15,7 @@ fn desk(dir: &Path, engine: FakeEngine) -> (Desk, RunConfig) {
     let model = Model::tiny().write(&dir.join("tiny"));
     let options = DeskOptions {
         engine: Box::new(move || Box::new(engine.clone())),
-        gauges: Box::new(|| Box::new(host_gauges)),
+        gauges: Box::new(|_| Box::new(host_gauges)),
         env: Box::new(|_, machine| serde_json::json!({ "machine": machine.name })),
         places: vec![model.clone()],
         results: dir.join("results"),

@@ -1,5 +1,6 @@
 //! Every integration test in one program: one link instead of a dozen, and support code shared without warnings.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says why it did not run")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![cfg_attr(feature = "torch", expect(clippy::print_stdout, reason = "a test says why it did not run"))]
 
 // `plan/testing.rs`, shared with the unit tests, names these as its own crate's.
 use blockstream_tui::{checkpoint, units};

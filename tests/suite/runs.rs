@@ -57,7 +57,7 @@ fn run(
     let _ = shim::init();
     let mut desk = Desk::new(DeskOptions {
         engine: Box::new(|| Box::new(Trainer)),
-        gauges: Box::new(|| Box::new(host_gauges)),
+        gauges: Box::new(|_| Box::new(host_gauges)),
         env: Box::new(|_, machine| serde_json::json!({ "machine": machine.name })),
         places: Vec::new(),
         results: results.to_path_buf(),

@@ -12,9 +12,10 @@ mod tokenizer;
 
 use super::files::{clean, open_regular, shown};
 use super::types::Dtype;
-use super::write::{self, Declared, SafetensorsFile};
+use super::write::{Declared, SafetensorsFile};
 use crate::error::{Error, Result};
 use crate::event::Stage;
+use crate::files;
 use names::{Model, Source};
 use reader::Gguf;
 use serde_json::{Map, Value, json};
@@ -44,12 +45,12 @@ pub fn import(gguf: &Path, to: &Path, progress: &mut dyn FnMut(Stage)) -> Result
     let tokenizer = tokenizer::build(&parsed, model.context).map_err(fail)?;
 
     let temp = TempFolder::create(to)?;
-    let json = |name: &str, value: &Value| write::atomic(&temp.path.join(name), format!("{value:#}\n").as_bytes());
+    let json = |name: &str, value: &Value| files::replace(&temp.path.join(name), format!("{value:#}\n").as_bytes());
     json("config.json", &model.config(&tokenizer.ids))?;
     json("generation_config.json", &generation_config(&tokenizer.ids))?;
     json("tokenizer_config.json", &tokenizer.config)?;
     json("special_tokens_map.json", &tokenizer.special_map)?;
-    write::atomic(&temp.path.join("tokenizer.json"), tokenizer.tokenizer.to_string().as_bytes())?;
+    files::replace(&temp.path.join("tokenizer.json"), tokenizer.tokenizer.to_string().as_bytes())?;
     write_weights(&parsed, &model, &temp.path.join(super::index::SINGLE), progress)?;
     // What was written must open: shapes, names, tokenizer size. A bug or a strange file shows here, not in training.
     super::open(&temp.path)?;
@@ -150,10 +151,10 @@ impl TempFolder {
     }
 
     fn commit(mut self, to: &Path) -> Result<()> {
-        write::sync_dir(&self.path)?;
+        files::sync_dir(&self.path)?;
         std::fs::rename(&self.path, to).map_err(|e| Error::io("create", to, e))?;
         self.kept = true;
-        write::sync_dir(to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+        files::sync_dir(to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
     }
 }
 
