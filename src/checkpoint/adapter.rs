@@ -100,10 +100,10 @@ pub fn write(dir: &Path, config: &AdapterConfig, tensors: &[AdapterTensor]) -> R
     write_noted(dir, config, tensors, &[])
 }
 
-/// As [`write`], with `notes` as paragraphs of the model card.
+/// As [`write()`], with `notes` as paragraphs of the model card.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_noted(dir: &Path, config: &AdapterConfig, tensors: &[AdapterTensor], notes: &[&str]) -> Result<u64> {
     let config = peft::publishable(config)?;
     tensors::check(&config, tensors).map_err(|what| Error::run(format!("the adapter is not complete: {what}")))?;

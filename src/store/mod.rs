@@ -1,7 +1,7 @@
 //! Where a checkpoint's bytes live and how they are read: in place, from the user's own safetensors files.
 //!
 //! Nothing is converted and nothing is written. A block's tensors are gathered into contiguous *runs* of a file
-//! ([`layout`]), read with `O_DIRECT` where the file system allows it ([`file`]) into page-aligned memory ([`memory`]).
+//! ([`layout`]), read with `O_DIRECT` where the file system allows it ([`mod@file`]) into page-aligned memory ([`memory`]).
 
 pub mod file;
 pub mod layout;
