@@ -26,6 +26,9 @@ fn desk(dir: &Path, engine: FakeEngine) -> (Desk, RunConfig) {
     config.model.path = model.display().to_string();
     config.machine = Some(PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/profiles/cpu-only.toml")));
     config.train.max_steps = 4;
+    let rows = dir.join("rows.jsonl");
+    std::fs::write(&rows, "{\"text\": \"a\"}\n").unwrap();
+    config.data.files = vec![rows];
     (Desk::new(options), config)
 }
 
@@ -109,4 +112,20 @@ fn a_checkpoint_that_is_not_there_is_said_on_the_plan_screen() {
     assert!(session.app.plan.error().is_some_and(|e| e.contains("nowhere")));
     session.send(Msg::Set("model.path".into(), dir.path().join("tiny").display().to_string()));
     assert!(session.app.plan.report().is_some(), "{:?}", session.app.plan.error());
+}
+
+#[test]
+fn what_can_be_seen_to_be_wrong_is_refused_before_a_run_folder_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut desk, good) = desk(dir.path(), four_blocks());
+    let mut refused = |edit: fn(&mut RunConfig), word: &str| {
+        let mut config = good.clone();
+        edit(&mut config);
+        let e = desk.start(&config).unwrap_err();
+        assert!(e.kind() == Kind::Usage && e.to_string().contains(word), "{e}");
+    };
+    refused(|c| c.data.files.clear(), "no data file is named");
+    refused(|c| c.data.files = vec!["nosuch.jsonl".into()], "nosuch.jsonl");
+    refused(|c| c.train.mode = "full".into(), "cannot be trained by this version");
+    assert!(!dir.path().join("results").exists());
 }
