@@ -39,7 +39,10 @@ impl Term {
         for name in ["NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM", "BSTUI_PANIC_TEST"] {
             command.env_remove(name);
         }
-        for (name, value) in [("TERM", "xterm-256color"), ("LANG", "C.UTF-8"), ("BSTUI_FAKE_ENGINE", "2")] {
+        // A backtrace would scroll a panic's message out of the log pane.
+        let fixed =
+            [("TERM", "xterm-256color"), ("LANG", "C.UTF-8"), ("BSTUI_FAKE_ENGINE", "2"), ("RUST_BACKTRACE", "0")];
+        for (name, value) in fixed {
             command.env(name, value);
         }
         for (name, value) in env {
