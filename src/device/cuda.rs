@@ -61,16 +61,6 @@ impl Gpu {
         Ok(Gpu { index, context, copy, compute })
     }
 
-    /// Name and free/total memory.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn describe(&self) -> Result<(String, u64, u64)> {
-        let name = self.context.name().map_err(|e| failed("asking its name", e))?;
-        let (free, total) = self.context.mem_get_info().map_err(|e| failed("asking its memory", e))?;
-        Ok((name, free as u64, total as u64))
-    }
-
     fn stream(&self, queue: Queue) -> &Arc<CudaStream> {
         match queue {
             Queue::Copy => &self.copy,

@@ -7,6 +7,7 @@ use crate::checkpoint::adapter::AdapterTensor;
 use crate::checkpoint::{Checkpoint, Role};
 use crate::config::LoraSection;
 use crate::error::{Error, Result};
+use crate::plan::lowest_trainable;
 use tch::{Device, Kind, Tensor};
 
 /// One adapted projection and where its A and B lie in the flat buffer.
@@ -55,7 +56,7 @@ impl AdapterLayout {
             return Err(Error::usage("lora.r is 0").next("use at least 1; 8 or 16 are usual"));
         }
         let n = checkpoint.blocks.len();
-        let lowest = lowest_block(n, config.top_fraction);
+        let lowest = lowest_trainable(n, config.top_fraction);
         let wanted = |name: &str| config.targets.iter().any(|t| t == name || t == "all-linear");
         for t in &config.targets {
             if t != "all-linear" && !Role::ALL.iter().any(|r| r.lora_target() == Some(t)) {
@@ -176,12 +177,6 @@ impl AdapterLayout {
         }
         Ok(flat)
     }
-}
-
-/// Lowest block that trains when the top `fraction` of `n` blocks do.
-#[must_use]
-pub fn lowest_block(n: usize, fraction: f64) -> usize {
-    n - ((n as f64 * fraction).ceil() as usize).clamp(1, n)
 }
 
 /// The adapter on a device: f32 masters, and leaves in the compute type that autograd differentiates.

@@ -273,6 +273,16 @@ pub fn lowest_trainable(n: usize, fraction: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fraction_that_an_adapter_implies_gives_back_its_lowest_block() {
+        // `generate` turns an adapter's layers into a fraction; a hair above a whole number must not add a block.
+        for n in 1..=200 {
+            for lowest in 0..n {
+                assert_eq!(lowest_trainable(n, (n - lowest) as f64 / n as f64), lowest, "{lowest} of {n}");
+            }
+        }
+    }
     use crate::plan::testing::{LLAMA3_8B, QWEN25_32B, TINY, checkpoint, grow_block};
 
     #[test]

@@ -8,7 +8,7 @@ use crate::checkpoint::{Checkpoint, WeightFile};
 use crate::error::{Error, Result};
 use crate::units::Bytes;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -257,16 +257,6 @@ impl Reader {
             n => format!("O_DIRECT for {n} of {} files, the rest buffered", self.shared.sources.len()),
         };
         format!("pread, {how}, {THREADS} threads")
-    }
-
-    /// Identity of the open files, to tell later whether they changed: `(inode, size, mtime)` each.
-    #[must_use]
-    pub fn identity(&self) -> Vec<(u64, u64, i64)> {
-        self.shared
-            .sources
-            .iter()
-            .map(|s| s.buffered.metadata().map_or((0, 0, 0), |m| (m.ino(), m.len(), m.mtime())))
-            .collect()
     }
 }
 

@@ -415,12 +415,6 @@ impl Streamer {
         self.reader.as_ref().expect("open until dropped")
     }
 
-    /// Bytes of device slots.
-    #[must_use]
-    pub fn slot_bytes(&self) -> Bytes {
-        Bytes(self.layouts.iter().map(|l| l.slot_len).max().unwrap_or(0) * self.slots as u64)
-    }
-
     /// Where the slots are.
     #[must_use]
     pub fn device(&self) -> tch::Device {

@@ -5,7 +5,7 @@ use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::Telemetry;
 use super::walk::{BlockWalk, StepContext, StepLoss};
-use crate::checkpoint::adapter::AdapterConfig;
+use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
 use crate::data::collate::{Batch, micro_batches};
@@ -18,7 +18,7 @@ use crate::event::{
     VramFigures,
 };
 use crate::model::{Adapter, AdapterLayout, Residents, attention, compute_kind, kind_name};
-use crate::plan::ModePlan;
+use crate::plan::{ModePlan, lowest_trainable};
 use crate::store::Reader;
 use crate::stream::{StreamSetup, Streamer};
 use crate::units::Bytes;
@@ -107,7 +107,7 @@ impl<'a> Run<'a> {
         };
         let params = match (&restored, &config.lora.init_from) {
             (Some((t, _)), _) => t.params.clone(),
-            (None, Some(dir)) => layout.from_peft(&checkpoint::adapter::read(dir)?.1)?,
+            (None, Some(dir)) => layout.from_peft(&adapter::read(dir)?.1)?,
             (None, None) => layout.init(config.train.seed),
         };
         if let Some((_, old)) = &restored {
@@ -443,16 +443,17 @@ fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
 fn adapter_config(job: &Job, checkpoint: &Checkpoint) -> AdapterConfig {
     let (config, lora) = (&job.config, &job.config.lora);
     let n = checkpoint.blocks.len();
-    let lowest = crate::model::lora::lowest_block(n, lora.top_fraction);
+    let lowest = lowest_trainable(n, lora.top_fraction);
     let mut targets: Vec<String> = lora.targets.clone();
     if targets.iter().any(|t| t == "all-linear") {
         targets = crate::checkpoint::Role::ALL.iter().filter_map(|r| r.lora_target()).map(String::from).collect();
     }
-    let name =
-        config.model.name.clone().or_else(|| checkpoint.hub_id.clone()).unwrap_or_else(|| checkpoint.name.clone());
+    let (asked, hub_id, revision) =
+        (config.model.name.as_deref(), checkpoint.hub_id.as_deref(), checkpoint.revision.as_deref());
+    let (name, revision) = adapter::base_name(asked, hub_id, revision, &checkpoint.dir);
     AdapterConfig {
         base_model_name_or_path: name,
-        revision: checkpoint.revision.clone(),
+        revision,
         r: lora.r,
         lora_alpha: lora.alpha,
         lora_dropout: lora.dropout,
