@@ -21,8 +21,8 @@ mod rope;
 mod sniff;
 
 pub use types::{
-    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds, TensorInfo,
-    WeightFile,
+    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Part, Role, Rope, RopeScaling, SpecialIds,
+    TensorInfo, WeightFile,
 };
 
 use crate::engine::ModelEntry;

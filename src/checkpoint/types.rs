@@ -186,6 +186,17 @@ impl Role {
         }
     }
 
+    /// The part of the block it is used in.
+    #[must_use]
+    pub fn part(self) -> Part {
+        match self {
+            Role::Gate | Role::GateBias => Part::Gate,
+            Role::Up | Role::UpBias => Part::Up,
+            Role::Down | Role::DownBias => Part::Down,
+            _ => Part::Attention,
+        }
+    }
+
     /// `q_proj` … `down_proj` for a projection's weight, else `None`.
     #[must_use]
     pub fn lora_target(self) -> Option<&'static str> {
@@ -200,6 +211,24 @@ impl Role {
             _ => return None,
         })
     }
+}
+
+/// Tensors of a block that are used together: what streaming moves, and what a step takes and gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// Both norms, q, k, v and o with their biases and norms.
+    Attention,
+    /// Gate projection.
+    Gate,
+    /// Up projection.
+    Up,
+    /// Down projection.
+    Down,
+}
+
+impl Part {
+    /// In the order the forward pass uses them.
+    pub const ALL: [Part; 4] = [Part::Attention, Part::Gate, Part::Up, Part::Down];
 }
 
 /// A tensor of a block and what it does there.

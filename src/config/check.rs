@@ -4,7 +4,7 @@ use super::{RunConfig, keys};
 use crate::error::{Error, Result};
 
 /// Values a key may take.
-const CHOICES: [(&str, &[&str]); 10] = [
+const CHOICES: [(&str, &[&str]); 11] = [
     ("data.format", &["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"]),
     ("data.over_long", &["truncate_end", "truncate_start", "drop", "error"]),
     ("data.train_on", &["assistant", "last_assistant", "all"]),
@@ -13,6 +13,7 @@ const CHOICES: [(&str, &[&str]); 10] = [
     ("train.lr_scheduler_type", &["linear", "cosine", "constant", "constant_with_warmup"]),
     ("train.device", &["auto", "cpu", "cuda"]),
     ("stream.tier", &["auto", "ram", "disk"]),
+    ("stream.head", &["auto", "resident", "stream"]),
     ("stream.activation_offload", &["auto", "on", "off"]),
     ("model.format", &["auto"]),
 ];
@@ -30,7 +31,7 @@ pub(super) fn check(config: &mut RunConfig) -> Result<Vec<String>> {
     data(config)?;
     lora(config, &mut notes)?;
     train(config, &mut notes)?;
-    stream(config, &mut notes)?;
+    stream(config)?;
     if !(config.wear.tbw.is_finite() && config.wear.tbw >= 0.0) {
         return Err(bad("wear.tbw", config.wear.tbw, "TB written, 0 = unknown"));
     }
@@ -55,6 +56,7 @@ fn choices(config: &mut RunConfig) -> Result<()> {
         "train.lr_scheduler_type" => &config.train.lr_scheduler_type,
         "train.device" => &config.train.device,
         "stream.tier" => &config.stream.tier,
+        "stream.head" => &config.stream.head,
         "stream.activation_offload" => &config.stream.activation_offload,
         _ => &config.model.format,
     };
@@ -157,7 +159,7 @@ fn train(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-fn stream(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
+fn stream(config: &RunConfig) -> Result<()> {
     let s = &config.stream;
     if s.loss_chunk < 1 {
         return Err(bad("stream.loss_chunk", s.loss_chunk, "at least 1 token"));
@@ -167,18 +169,6 @@ fn stream(config: &RunConfig, notes: &mut Vec<String>) -> Result<()> {
     }
     if s.slots > 65 {
         return Err(bad("stream.slots", s.slots, "at most 65 slots, 0 = prefetch_ahead + 1"));
-    }
-    if s.activation_offload == "on" {
-        return Err(Error::usage("'stream.activation_offload' = \"on\": not in this version yet")
-            .next("leave it at \"auto\"; lower data.max_length or the batch if memory is short"));
-    }
-    if s.slots > 0 && s.slots <= s.prefetch_ahead {
-        notes.push(format!(
-            "'stream.slots' = {} holds the block in use and {} ahead of it, fewer than 'stream.prefetch_ahead' = {}",
-            s.slots,
-            s.slots - 1,
-            s.prefetch_ahead
-        ));
     }
     if i64::try_from(s.vram_budget.0.max(s.host_budget.0)).is_err() {
         return Err(Error::usage("a budget in [stream] is past 2^63 bytes").next("use 0 for what is free"));

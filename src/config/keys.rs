@@ -39,7 +39,7 @@ const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
 }
 
 /// Every key there is. A test compares this with what `RunConfig` serialises to.
-pub(super) const KEYS: [Key; 50] = [
+pub(super) const KEYS: [Key; 52] = [
     key("", "machine", Kind::Text),
     key("", "results", Kind::Text),
     key("model", "path", Kind::Text),
@@ -86,6 +86,8 @@ pub(super) const KEYS: [Key; 50] = [
     key("stream", "host_budget", Kind::Size),
     key("stream", "loss_chunk", Kind::Whole),
     key("stream", "resident_blocks", Kind::Resident),
+    key("stream", "mlp_chunk", Kind::Whole),
+    key("stream", "head", Kind::Text),
     key("stream", "activation_offload", Kind::Text),
     key("stream", "allow_pageable", Kind::Flag),
     key("wear", "min_steps", Kind::Whole),

@@ -203,9 +203,14 @@ pub struct StreamSection {
     pub host_budget: ByteSize,
     /// Tokens per chunk of head and loss.
     pub loss_chunk: usize,
+    /// Tokens of a micro-batch in the feed-forward at a time; 0 = all.
+    pub mlp_chunk: usize,
     /// Blocks that stay on the device, at most; `"auto"` = as many as fit, a number limits it.
     pub resident_blocks: Resident,
-    /// `auto`, `on`, `off`.
+    /// Where the head is: `resident` on the device, `stream` (rows cross the link once a step), `auto` = resident if
+    /// it fits.
+    pub head: String,
+    /// Whether block inputs wait for the backward pass in host memory: `auto` (when they don't fit), `on`, `off`.
     pub activation_offload: String,
     /// Go on with pageable host memory when pinning fails.
     pub allow_pageable: bool,
@@ -220,7 +225,9 @@ impl Default for StreamSection {
             vram_budget: ByteSize(0),
             host_budget: ByteSize(0),
             loss_chunk: 512,
+            mlp_chunk: 0,
             resident_blocks: Resident::default(),
+            head: "auto".into(),
             activation_offload: "auto".into(),
             allow_pageable: false,
         }
