@@ -326,11 +326,33 @@ pub struct StreamStats {
     pub resident_history: Vec<(usize, usize)>,
 }
 
+/// Where the time of one visit went, measured on the device's queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VisitTimes {
+    /// Part of the step.
+    pub phase: Phase,
+    /// Block.
+    pub block: usize,
+    /// Bytes copied to the device for this visit.
+    pub h2d: u64,
+    /// Those of them that were read from disk.
+    pub disk: u64,
+    /// Seconds those copies moved bytes; most of it before the visit.
+    pub copy_s: f64,
+    /// Seconds compute waited although the drive had delivered: the link set the pace.
+    pub wait_link_s: f64,
+    /// Seconds compute waited for the drive.
+    pub wait_disk_s: f64,
+    /// Seconds of the visit without waits.
+    pub compute_s: f64,
+}
+
 /// The part of a step a block is visited in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Bottom to top.
+    #[default]
     Forward,
     /// Head and loss.
     Head,

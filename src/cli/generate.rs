@@ -58,7 +58,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         },
         ..StreamSetup::cpu(
             plan.placement.iter().map(|p| p.tier).collect(),
-            plan.residency,
+            plan.ring_slots,
             config.stream.prefetch_ahead,
         )
     };

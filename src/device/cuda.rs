@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Whether `libcuda` can be loaded. Never panics.
 #[must_use]
@@ -30,20 +30,36 @@ pub struct Gpu {
     copy: Arc<CudaStream>,
     /// libtorch's compute stream of this thread.
     compute: Arc<CudaStream>,
+    /// Takes block inputs to host memory and back, beside the weights.
+    save: Arc<CudaStream>,
+    restore: Arc<CudaStream>,
+    /// Events that have been used and may be again: making one costs more than recording it.
+    spare: [Pool; 2],
 }
 
-/// Which of the two queues.
+/// Spare events.
+type Pool = Arc<Mutex<Vec<CudaEvent>>>;
+
+/// Which of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
     /// Weights, host to device.
     Copy,
     /// libtorch's kernels.
     Compute,
+    /// Block inputs, device to host.
+    Save,
+    /// Block inputs, host to device.
+    Restore,
 }
 
 /// A point in a queue. Always recorded: waiting for an event that never was is a silent no-op, so there is no other kind.
 #[derive(Debug)]
-pub struct Mark(CudaEvent);
+pub struct Mark {
+    /// Taken by `drop`.
+    event: Option<CudaEvent>,
+    pool: Pool,
+}
 
 impl Gpu {
     /// Opens GPU `index` and makes a pool stream current for libtorch on this thread.
@@ -58,13 +74,17 @@ impl Gpu {
         // SAFETY: a stream of libtorch's pool, which lives as long as the process.
         let compute = unsafe { context.wrap_borrowed_stream(handle.cast()) };
         let copy = context.new_stream().map_err(|e| failed("making the copy stream", e))?;
-        Ok(Gpu { index, context, copy, compute })
+        let stream = |what: &str| context.new_stream().map_err(|e| failed(what, e));
+        let (save, restore) = (stream("making the save stream")?, stream("making the restore stream")?);
+        Ok(Gpu { index, context, copy, compute, save, restore, spare: [Pool::default(), Pool::default()] })
     }
 
     fn stream(&self, queue: Queue) -> &Arc<CudaStream> {
         match queue {
             Queue::Copy => &self.copy,
             Queue::Compute => &self.compute,
+            Queue::Save => &self.save,
+            Queue::Restore => &self.restore,
         }
     }
 
@@ -73,10 +93,26 @@ impl Gpu {
     /// # Errors
     /// The driver refuses.
     pub fn mark(&self, queue: Queue) -> Result<Mark> {
-        self.stream(queue)
-            .record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
-            .map(Mark)
-            .map_err(|e| failed("recording an event", e))
+        self.record(queue, 0, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    /// Records a mark that only orders: cheaper than a timed one.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn mark_untimed(&self, queue: Queue) -> Result<Mark> {
+        self.record(queue, 1, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn record(&self, queue: Queue, pool: usize, flags: sys::CUevent_flags) -> Result<Mark> {
+        let pool = &self.spare[pool];
+        let spare = pool.lock().ok().and_then(|mut p| p.pop());
+        let event = match spare {
+            Some(e) => e,
+            None => self.context.new_event(Some(flags)).map_err(|e| failed("making an event", e))?,
+        };
+        event.record(self.stream(queue)).map_err(|e| failed("recording an event", e))?;
+        Ok(Mark { event: Some(event), pool: pool.clone() })
     }
 
     /// Makes `queue` wait on the device for `mark`; the host does not wait.
@@ -84,7 +120,7 @@ impl Gpu {
     /// # Errors
     /// The driver refuses.
     pub fn wait(&self, queue: Queue, mark: &Mark) -> Result<()> {
-        self.stream(queue).wait(&mark.0).map_err(|e| failed("waiting for an event", e))
+        self.stream(queue).wait(mark.event()).map_err(|e| failed("waiting for an event", e))
     }
 
     /// Queues a copy of `len` bytes from host to device.
@@ -100,6 +136,26 @@ impl Gpu {
         unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), len, self.copy.cu_stream()) }
             .result()
             .map_err(|e| failed("queueing a copy", e))
+    }
+
+    /// Queues a copy of `len` bytes of a block's input: to host memory (`to_host`) in [`Queue::Save`], or back in
+    /// [`Queue::Restore`].
+    ///
+    /// # Safety
+    /// Both ranges must stay valid, and the source unchanged, until a later mark of that queue is reached.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub unsafe fn copy_input(&self, device: u64, host: *mut u8, len: usize, to_host: bool) -> Result<()> {
+        // SAFETY: the caller's promise; the context is current because marks and waits bind it.
+        let code = unsafe {
+            if to_host {
+                sys::cuMemcpyDtoHAsync_v2(host.cast(), device, len, self.save.cu_stream())
+            } else {
+                sys::cuMemcpyHtoDAsync_v2(device, host.cast(), len, self.restore.cu_stream())
+            }
+        };
+        code.result().map_err(|e| failed("queueing a copy of a block's input", e))
     }
 
     /// Binds the context to this thread; copies need it.
@@ -142,26 +198,38 @@ impl Gpu {
 pub const PIN_PIECE: usize = 64 << 30;
 
 impl Mark {
+    fn event(&self) -> &CudaEvent {
+        self.event.as_ref().expect("there until dropped")
+    }
     /// Whether the queue has passed it. Never waits.
     ///
     /// # Errors
     /// An asynchronous failure of earlier work on the GPU.
     pub fn passed(&self) -> Result<bool> {
-        self.0.try_is_complete().map_err(|e| failed("the GPU", e))
+        self.event().try_is_complete().map_err(|e| failed("the GPU", e))
     }
     /// Waits on the host until the queue has passed it.
     ///
     /// # Errors
     /// An asynchronous failure of earlier work on the GPU.
     pub fn sync(&self) -> Result<()> {
-        self.0.synchronize().map_err(|e| failed("the GPU", e))
+        self.event().synchronize().map_err(|e| failed("the GPU", e))
     }
     /// Seconds on the device from this mark to a later one; waits for both.
     ///
     /// # Errors
     /// An asynchronous failure of earlier work on the GPU.
     pub fn seconds_until(&self, later: &Mark) -> Result<f64> {
-        self.0.elapsed_ms(&later.0).map(|ms| f64::from(ms) / 1e3).map_err(|e| failed("the GPU", e))
+        self.event().elapsed_ms(later.event()).map(|ms| f64::from(ms) / 1e3).map_err(|e| failed("the GPU", e))
+    }
+}
+
+impl Drop for Mark {
+    /// A wait that is queued keeps the state it saw, so the event may be recorded again at once.
+    fn drop(&mut self) {
+        if let (Some(event), Ok(mut pool)) = (self.event.take(), self.pool.lock()) {
+            pool.push(event);
+        }
     }
 }
 

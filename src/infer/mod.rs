@@ -1,6 +1,6 @@
 //! Generation with a key/value cache, streamed when the model must be: every token is one sweep over the blocks.
 
-use crate::checkpoint::Arch;
+use crate::checkpoint::{Arch, Part};
 use crate::error::{Error, Result};
 use crate::model::attention::KvCache;
 use crate::model::dropout::{mix, uniform};
@@ -8,6 +8,7 @@ use crate::model::lora::BlockAdapter;
 use crate::model::norm::rms_norm;
 use crate::model::rope::RopeTable;
 use crate::model::{Adapter, BlockContext, BlockWeights, Residents, block_forward};
+use crate::plan::schedule::{Habit, segment};
 use crate::stream::Streamer;
 use tch::{Device, Kind, Tensor};
 
@@ -66,13 +67,17 @@ impl Generator {
         let ids: Vec<i64> = ids.iter().map(|&i| i64::from(i)).collect();
         let rope = RopeTable::new(&self.arch, self.position, ids.len(), self.kind, self.device);
         let mut x = self.residents.embed(&Tensor::from_slice(&ids).view([1, -1]))?;
-        self.streamer.forget();
+        self.streamer.forget()?;
         // Two sweeps ahead, so that the next token's first blocks come while this one's head computes.
-        self.streamer.extend((0..self.arch.n_layers).chain(0..self.arch.n_layers));
+        let habit = Habit { several: true, ..Habit::default() };
+        self.streamer.extend((0..self.arch.n_layers).chain(0..self.arch.n_layers).map(|b| habit.forward(b)));
         for block in 0..self.arch.n_layers {
-            let (layout, slot) = self.streamer.acquire()?;
-            // SAFETY: the slot keeps the block until `release`, after these views are dropped.
-            let weights = unsafe { BlockWeights::view(layout, slot, self.kind, self.device) };
+            let mut weights = BlockWeights::none();
+            for part in Part::ALL {
+                let (layout, slot) = self.streamer.take(segment(block, part))?;
+                // SAFETY: the slot keeps the part until `done`, after these views are dropped.
+                unsafe { weights.add(layout, slot, self.kind, self.device) };
+            }
             let leaves = self.adapter.as_ref().map(|a| a.leaves(block, false)).unwrap_or_default();
             let adapter = self.adapter.as_ref().map(|a| BlockAdapter {
                 targets: &a.layout.targets[a.layout.of_block(block)],
@@ -84,7 +89,9 @@ impl Generator {
             let context = BlockContext { arch: &self.arch, rope: &rope, block, adapter };
             x = block_forward(&x, &weights, &context, Some(&mut self.caches[block]))?;
             drop(weights);
-            self.streamer.release()?;
+            for part in Part::ALL {
+                self.streamer.done(segment(block, part))?;
+            }
         }
         self.position += ids.len();
         let last = x.select(1, -1);

@@ -7,6 +7,7 @@ mod fit;
 mod full;
 mod memory;
 mod placement;
+pub mod schedule;
 mod shape;
 #[cfg(test)]
 mod testing;

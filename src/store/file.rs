@@ -3,7 +3,7 @@
 //! Where the file system has no `O_DIRECT` (tmpfs, some overlays) the file is read buffered and says so in
 //! [`Reader::describe`]. A file whose size or modification time changed since the headers were read is refused.
 
-use super::layout::{BlockLayout, SECTOR};
+use super::layout::SECTOR;
 use crate::checkpoint::{Checkpoint, WeightFile};
 use crate::error::{Error, Result};
 use crate::units::Bytes;
@@ -175,18 +175,16 @@ impl Reader {
         Ok(Reader { shared, queue: Some(tx), threads })
     }
 
-    /// Starts reading the runs of `layout` to `host` (its buffer of `layout.host_len` bytes).
+    /// Starts reading `[offset, offset + len)` of file `file` to `dst`; all multiples of [`SECTOR`].
     ///
     /// The caller keeps the buffer mapped and unread until the ticket is done.
     ///
     /// # Errors
     /// The pool is gone.
-    pub fn read(&self, layout: &BlockLayout, host: *mut u8) -> Result<ReadTicket> {
-        let requests: Vec<_> = layout
-            .runs
-            .iter()
-            .flat_map(|r| (0..r.len.div_ceil(REQUEST)).map(move |i| (r, i * REQUEST)))
-            .map(|(r, at)| (r.file, r.offset + at, (r.len - at).min(REQUEST), host as usize + (r.host + at) as usize))
+    pub fn read_at(&self, file: usize, offset: u64, len: u64, dst: *mut u8) -> Result<ReadTicket> {
+        let requests = (0..len.div_ceil(REQUEST))
+            .map(|i| i * REQUEST)
+            .map(|o| (file, offset + o, (len - o).min(REQUEST), dst as usize + o as usize))
             .collect();
         self.submit(requests)
     }

@@ -1,6 +1,6 @@
 //! Where a checkpoint's bytes live and how they are read: in place, from the user's own safetensors files.
 //!
-//! Nothing is converted and nothing is written. A block's tensors are gathered into contiguous *runs* of a file
+//! Nothing is converted and nothing is written. A segment's tensors are gathered into aligned *chunks* of a file
 //! ([`layout`]), read with `O_DIRECT` where the file system allows it ([`mod@file`]) into page-aligned memory ([`memory`]).
 
 pub mod file;
@@ -8,5 +8,5 @@ pub mod layout;
 pub mod memory;
 
 pub use file::{ReadTicket, Reader};
-pub use layout::{BlockLayout, Piece, Run};
+pub use layout::{Chunk, Piece, SegmentLayout, Span};
 pub use memory::HostMemory;

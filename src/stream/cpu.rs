@@ -2,19 +2,23 @@
 //!
 //! Compute is synchronous on CPU, so a release needs no event; a wait is a condition variable.
 
-use super::lane::{Lane, LaneTimes, Ticket};
+use super::lane::{Lane, LaneTimes, Piecewise, Stamp, Ticket};
 use crate::checkpoint::Dtype;
 use crate::error::{Error, Result};
-use crate::store::{BlockLayout, HostMemory};
+use crate::store::{Chunk, HostMemory, SegmentLayout};
 use half::slice::HalfFloatSliceExt;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use tch::Device;
 
+/// Chunks queued before the trainer waits for the copy thread.
+const QUEUE: usize = 64;
+
 struct Job {
     ticket: Ticket,
-    layout: Arc<BlockLayout>,
+    layout: Arc<SegmentLayout>,
+    chunk: Chunk,
     host: usize,
     slot: usize,
 }
@@ -22,33 +26,38 @@ struct Job {
 #[derive(Default)]
 struct Progress {
     copied: Ticket,
-    busy: Duration,
+    times: Vec<(Ticket, f64, f64)>,
     dead: bool,
 }
 
 /// See the module's text.
 pub struct CpuLane {
     slots: HostMemory,
-    slot_len: u64,
+    at: Vec<u64>,
     /// Last ticket of each slot.
     loading: Vec<Ticket>,
     next: Ticket,
     progress: Arc<(Mutex<Progress>, Condvar)>,
     queue: Option<SyncSender<Job>>,
     thread: Option<std::thread::JoinHandle<()>>,
-    stall: Duration,
+    stamps: Vec<Instant>,
 }
 
 impl CpuLane {
-    /// Makes `n_slots` slots of `slot_len` bytes and starts the copy thread. `delay` is added to each copy (tests).
+    /// Makes slots of `lens` bytes and starts the copy thread. `delay` is added to each copy (tests).
     ///
     /// # Errors
     /// No memory or no thread.
-    pub fn new(n_slots: usize, slot_len: u64, delay: Duration) -> Result<CpuLane> {
-        let slot_len = slot_len.div_ceil(4096) * 4096;
-        let slots = HostMemory::new(slot_len * n_slots as u64)?;
+    pub fn new(lens: &[u64], delay: Duration) -> Result<CpuLane> {
+        let mut len = 0;
+        let mut place = |l: &u64| {
+            len += l.div_ceil(4096) * 4096;
+            len - l.div_ceil(4096) * 4096
+        };
+        let at = lens.iter().map(&mut place).collect();
+        let slots = HostMemory::new(len)?;
         let progress: Arc<(Mutex<Progress>, Condvar)> = Arc::default();
-        let (tx, rx) = sync_channel::<Job>(n_slots.max(1));
+        let (tx, rx) = sync_channel::<Job>(QUEUE);
         let shared = progress.clone();
         let thread = std::thread::Builder::new()
             .name("copy-lane".into())
@@ -60,10 +69,10 @@ impl CpuLane {
                         std::thread::sleep(delay);
                     }
                     // SAFETY: `Lane::load`'s promise for the host buffer; the slot has no reader until `wait`.
-                    unsafe { widen(&job.layout, job.host as *const u8, job.slot as *mut u8) };
+                    unsafe { widen(&job.layout, &job.chunk, job.host as *const u8, job.slot as *mut u8) };
                     if let Ok(mut p) = shared.0.lock() {
                         p.copied = job.ticket;
-                        p.busy += start.elapsed();
+                        p.times.push((job.ticket, start.elapsed().as_secs_f64(), 0.0));
                     }
                     shared.1.notify_all();
                 }
@@ -72,13 +81,13 @@ impl CpuLane {
             .map_err(|e| Error::run(format!("cannot start the copy thread: {e}")))?;
         Ok(CpuLane {
             slots,
-            slot_len,
-            loading: vec![0; n_slots],
+            at,
+            loading: vec![0; lens.len()],
             next: 1,
             progress,
             queue: Some(tx),
             thread: Some(thread),
-            stall: Duration::ZERO,
+            stamps: Vec::new(),
         })
     }
 }
@@ -94,17 +103,23 @@ impl Drop for MarkDead {
     }
 }
 
-/// Copies every tensor of the block to its place, as f32.
+/// Copies what a chunk holds of each tensor to its place, as f32.
 ///
 /// # Safety
-/// `host` holds the block's buffer and `slot` has room for its layout; no one else writes either meanwhile.
-unsafe fn widen(layout: &BlockLayout, host: *const u8, slot: *mut u8) {
-    for p in &layout.pieces {
-        let n: usize = p.shape.iter().product::<i64>() as usize;
-        // SAFETY: inside the block's buffer by construction of the layout.
-        let src = unsafe { std::slice::from_raw_parts(host.add(p.host as usize), p.bytes as usize) };
-        // SAFETY: 256-byte aligned place with room for n f32 by construction of the layout.
-        let dst = unsafe { std::slice::from_raw_parts_mut(slot.add(p.slot as usize).cast::<f32>(), n) };
+/// `host` holds the chunk and `slot` has room for the layout; no one else writes either meanwhile.
+unsafe fn widen(layout: &SegmentLayout, chunk: &Chunk, host: *const u8, slot: *mut u8) {
+    for span in &chunk.spans {
+        let p = &layout.pieces[span.piece];
+        let size = p.bytes / (p.shape.iter().product::<i64>() as u64).max(1);
+        // SAFETY: inside the chunk by construction of the layout.
+        let src = unsafe { std::slice::from_raw_parts(host.add(span.host as usize), span.bytes as usize) };
+        // SAFETY: inside the tensor's 256-byte aligned place, at a whole element, by construction of the layout.
+        let dst = unsafe {
+            std::slice::from_raw_parts_mut(
+                slot.add(p.slot as usize).cast::<f32>().add((span.at / size) as usize),
+                (span.bytes / size) as usize,
+            )
+        };
         widen_slice(&p.dtype, src, dst);
     }
 }
@@ -141,15 +156,15 @@ impl Lane for CpuLane {
         Device::Cpu
     }
 
-    unsafe fn load(&mut self, slot: usize, layout: &BlockLayout, host: *const u8) -> Result<Ticket> {
-        assert!(layout.slot_len <= self.slot_len, "block {} fits its slot", layout.block);
+    unsafe fn load(&mut self, slot: usize, copy: Piecewise<'_>, host: *const u8) -> Result<Ticket> {
         let ticket = self.next;
         self.next += 1;
         let job = Job {
             ticket,
-            layout: Arc::new(layout.clone()),
+            layout: Arc::new(copy.layout.clone()),
+            chunk: copy.chunk.clone(),
             host: host as usize,
-            slot: self.slots.at(slot as u64 * self.slot_len) as usize,
+            slot: self.slot(slot) as usize,
         };
         let queue = self.queue.as_ref().ok_or_else(|| Error::run("the copy thread has stopped"))?;
         queue.send(job).map_err(|_| Error::run("the copy thread has stopped"))?;
@@ -158,10 +173,7 @@ impl Lane for CpuLane {
     }
 
     fn wait(&mut self, slot: usize) -> Result<()> {
-        let start = Instant::now();
-        self.wait_copied(self.loading[slot])?;
-        self.stall += start.elapsed();
-        Ok(())
+        self.wait_copied(self.loading[slot])
     }
 
     fn release(&mut self, _slot: usize) -> Result<()> {
@@ -186,13 +198,21 @@ impl Lane for CpuLane {
     }
 
     fn slot(&self, slot: usize) -> *const u8 {
-        self.slots.at(slot as u64 * self.slot_len)
+        self.slots.at(self.at[slot])
+    }
+
+    fn stamp(&mut self) -> Result<Stamp> {
+        self.stamps.push(Instant::now());
+        Ok(self.stamps.len() - 1)
     }
 
     fn take_times(&mut self) -> Result<LaneTimes> {
         let mut p = self.progress.0.lock().map_err(|_| Error::run("the copy thread died"))?;
-        let h2d_s = std::mem::take(&mut p.busy).as_secs_f64();
-        Ok(LaneTimes { h2d_s, stall_s: std::mem::take(&mut self.stall).as_secs_f64(), evict_wait_s: 0.0 })
+        let stamps = std::mem::take(&mut self.stamps);
+        Ok(LaneTimes {
+            stamps: stamps.iter().map(|t| (*t - stamps[0]).as_secs_f64()).collect(),
+            copies: std::mem::take(&mut p.times),
+        })
     }
 }
 

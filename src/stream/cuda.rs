@@ -2,10 +2,9 @@
 //!
 //! The host never waits here except in [`Lane::wait_copied`] and [`Lane::take_times`].
 
-use super::lane::{Lane, LaneTimes, Ticket};
+use super::lane::{Lane, LaneTimes, Piecewise, Stamp, Ticket};
 use crate::device::cuda::{Gpu, Mark, Queue};
 use crate::error::Result;
-use crate::store::BlockLayout;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
@@ -13,8 +12,8 @@ use tch::{Device, Kind, Tensor};
 /// One copy's marks in the copy queue.
 struct Copy {
     ticket: Ticket,
-    /// Before waiting for the slot's last reader.
-    asked: Mark,
+    /// Before waiting for the slot's last reader; `None` where there was nothing to wait for.
+    asked: Option<Mark>,
     /// After that wait.
     begun: Mark,
     done: Arc<Mark>,
@@ -25,36 +24,40 @@ pub struct CudaLane {
     gpu: Arc<Gpu>,
     /// One slab for all slots, a torch tensor so that one allocator owns the device's memory.
     slab: Tensor,
-    slot_len: u64,
+    at: Vec<u64>,
     ready: Vec<Option<Arc<Mark>>>,
     free: Vec<Option<Mark>>,
     next: Ticket,
     copied: Ticket,
     in_flight: VecDeque<(Ticket, Arc<Mark>)>,
     untimed: Vec<Copy>,
-    waits: Vec<(Mark, Mark)>,
+    stamps: Vec<Mark>,
 }
 
 impl CudaLane {
-    /// Allocates `n_slots` slots of `slot_len` bytes on `gpu`.
+    /// Allocates slots of `lens` bytes on `gpu`.
     ///
     /// # Errors
     /// Out of device memory.
-    pub fn new(gpu: Arc<Gpu>, n_slots: usize, slot_len: u64) -> Result<CudaLane> {
-        let slot_len = slot_len.div_ceil(512) * 512;
-        let bytes = (slot_len * n_slots as u64) as i64;
-        let slab = Tensor::f_empty([bytes], (Kind::Uint8, Device::Cuda(gpu.index)))?;
+    pub fn new(gpu: Arc<Gpu>, lens: &[u64]) -> Result<CudaLane> {
+        let mut len = 0;
+        let mut place = |l: &u64| {
+            len += l.div_ceil(512) * 512;
+            len - l.div_ceil(512) * 512
+        };
+        let at = lens.iter().map(&mut place).collect();
+        let slab = Tensor::f_empty([len as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?;
         Ok(CudaLane {
             gpu,
             slab,
-            slot_len,
-            ready: (0..n_slots).map(|_| None).collect(),
-            free: (0..n_slots).map(|_| None).collect(),
+            at,
+            ready: lens.iter().map(|_| None).collect(),
+            free: lens.iter().map(|_| None).collect(),
             next: 1,
             copied: 0,
             in_flight: VecDeque::new(),
             untimed: Vec::new(),
-            waits: Vec::new(),
+            stamps: Vec::new(),
         })
     }
 }
@@ -64,24 +67,29 @@ impl Lane for CudaLane {
         Device::Cuda(self.gpu.index)
     }
 
-    unsafe fn load(&mut self, slot: usize, layout: &BlockLayout, host: *const u8) -> Result<Ticket> {
-        assert!(layout.slot_len <= self.slot_len, "block {} fits its slot", layout.block);
+    unsafe fn load(&mut self, slot: usize, copy: Piecewise<'_>, host: *const u8) -> Result<Ticket> {
         let base = self.slot(slot) as u64;
         self.gpu.bind()?;
-        let asked = self.gpu.mark(Queue::Copy)?;
-        if let Some(free) = self.free[slot].take() {
+        let mut asked = None;
+        if copy.first
+            && let Some(free) = self.free[slot].take()
+        {
+            asked = Some(self.gpu.mark(Queue::Copy)?);
             self.gpu.wait(Queue::Copy, &free)?;
         }
         let begun = self.gpu.mark(Queue::Copy)?;
-        for p in &layout.pieces {
+        for span in &copy.chunk.spans {
+            let to = base + copy.layout.pieces[span.piece].slot + span.at;
             // SAFETY: the caller keeps the host buffer until the ticket is copied; the slot's last reader was queued
             // and waited for above, and the next one waits for `done`.
-            unsafe { self.gpu.copy_h2d(base + p.slot, host.add(p.host as usize), p.bytes as usize)? };
+            unsafe { self.gpu.copy_h2d(to, host.add(span.host as usize), span.bytes as usize)? };
         }
         let done = Arc::new(self.gpu.mark(Queue::Copy)?);
         let ticket = self.next;
         self.next += 1;
-        self.ready[slot] = Some(done.clone());
+        if copy.last {
+            self.ready[slot] = Some(done.clone());
+        }
         self.in_flight.push_back((ticket, done.clone()));
         self.untimed.push(Copy { ticket, asked, begun, done });
         Ok(ticket)
@@ -89,21 +97,19 @@ impl Lane for CudaLane {
 
     fn wait(&mut self, slot: usize) -> Result<()> {
         if let Some(ready) = self.ready[slot].take() {
-            let before = self.gpu.mark(Queue::Compute)?;
             self.gpu.wait(Queue::Compute, &ready)?;
-            self.waits.push((before, self.gpu.mark(Queue::Compute)?));
         }
         Ok(())
     }
 
     fn release(&mut self, slot: usize) -> Result<()> {
-        self.free[slot] = Some(self.gpu.mark(Queue::Compute)?);
+        self.free[slot] = Some(self.gpu.mark_untimed(Queue::Compute)?);
         Ok(())
     }
 
     fn copied(&mut self, ticket: Ticket) -> Result<bool> {
         while let Some((t, mark)) = self.in_flight.front() {
-            if !mark.passed()? {
+            if self.copied >= ticket || !mark.passed()? {
                 break;
             }
             self.copied = *t;
@@ -122,24 +128,29 @@ impl Lane for CudaLane {
     }
 
     fn slot(&self, slot: usize) -> *const u8 {
-        (self.slab.data_ptr() as usize + slot * self.slot_len as usize) as *const u8
+        (self.slab.data_ptr() as usize + self.at[slot] as usize) as *const u8
+    }
+
+    fn stamp(&mut self) -> Result<Stamp> {
+        self.stamps.push(self.gpu.mark(Queue::Compute)?);
+        Ok(self.stamps.len() - 1)
     }
 
     fn take_times(&mut self) -> Result<LaneTimes> {
         let mut times = LaneTimes::default();
-        for (before, after) in self.waits.drain(..) {
-            times.stall_s += before.seconds_until(&after)?;
+        let stamps = std::mem::take(&mut self.stamps);
+        for s in &stamps {
+            times.stamps.push(stamps[0].seconds_until(s)?);
         }
         // Copies still in flight (prefetch for the next step) are timed by the next call.
-        let copied = self.copied;
         let mut later = Vec::new();
         for c in self.untimed.drain(..) {
-            if c.ticket > copied && !c.done.passed()? {
+            if !later.is_empty() || !c.done.passed()? {
                 later.push(c);
                 continue;
             }
-            times.evict_wait_s += c.asked.seconds_until(&c.begun)?;
-            times.h2d_s += c.begun.seconds_until(&c.done)?;
+            let waited = c.asked.map_or(Ok(0.0), |asked| asked.seconds_until(&c.begun))?;
+            times.copies.push((c.ticket, c.begun.seconds_until(&c.done)?, waited));
         }
         self.untimed = later;
         Ok(times)

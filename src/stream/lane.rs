@@ -1,21 +1,35 @@
-//! What a backend does for the streamer: copy a block into a slot, and order copies against compute.
+//! What a backend does for the streamer: copy chunks into slots, and order copies against compute.
 
 use crate::error::Result;
-use crate::store::BlockLayout;
+use crate::store::{Chunk, SegmentLayout};
 use tch::Device;
 
 /// Names a copy; tickets of a lane complete in the order they were given.
 pub type Ticket = u64;
 
-/// Seconds since the last call, measured on the queues themselves.
-#[derive(Clone, Copy, Debug, Default)]
+/// A moment of the compute queue; see [`Lane::stamp`].
+pub type Stamp = usize;
+
+/// What happened on the queues since the last call.
+#[derive(Clone, Debug, Default)]
 pub struct LaneTimes {
-    /// Copies moving bytes.
-    pub h2d_s: f64,
-    /// Compute waiting for weights.
-    pub stall_s: f64,
-    /// The copy queue waiting for a slot's last reader.
-    pub evict_wait_s: f64,
+    /// Seconds of each stamp after the first, in order.
+    pub stamps: Vec<f64>,
+    /// Copies that have ended: `(ticket, seconds moving bytes, seconds waiting for the slot's last reader)`.
+    pub copies: Vec<(Ticket, f64, f64)>,
+}
+
+/// Part of a segment's copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Piecewise<'a> {
+    /// The segment.
+    pub layout: &'a SegmentLayout,
+    /// One of its chunks.
+    pub chunk: &'a Chunk,
+    /// The first chunk copied: waits for the slot's last reader.
+    pub first: bool,
+    /// The last one: the slot is ready after it.
+    pub last: bool,
 }
 
 /// One copy queue with its slots. All calls come from one thread, in program order.
@@ -25,14 +39,14 @@ pub struct LaneTimes {
 pub trait Lane {
     /// Where the slots are.
     fn device(&self) -> Device;
-    /// Queues the copy of a block from its host buffer into `slot`, after the slot's last release.
+    /// Queues the copy of a chunk that lies at `host` into `slot`.
     ///
     /// # Safety
-    /// `host` must hold `layout.host_len` bytes, unchanged until the ticket is copied.
+    /// `host` must hold the chunk's bytes, unchanged until the ticket is copied.
     ///
     /// # Errors
     /// The backend refuses.
-    unsafe fn load(&mut self, slot: usize, layout: &BlockLayout, host: *const u8) -> Result<Ticket>;
+    unsafe fn load(&mut self, slot: usize, copy: Piecewise<'_>, host: *const u8) -> Result<Ticket>;
     /// Lets compute read `slot` from here on: waits on the device (GPU) or the host (CPU) for its last load.
     ///
     /// # Errors
@@ -55,7 +69,12 @@ pub trait Lane {
     fn wait_copied(&mut self, ticket: Ticket) -> Result<()>;
     /// Address of `slot`.
     fn slot(&self, slot: usize) -> *const u8;
-    /// Times since the last call. On a GPU this waits for the marks recorded so far: call it at step ends only.
+    /// Notes this moment of the compute queue. Stamps are numbered from 0 after each [`Lane::take_times`].
+    ///
+    /// # Errors
+    /// The backend refuses.
+    fn stamp(&mut self) -> Result<Stamp>;
+    /// Times since the last call. On a GPU this waits for the stamps taken so far: call it at step ends only.
     ///
     /// # Errors
     /// Earlier work failed.

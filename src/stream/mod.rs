@@ -1,14 +1,21 @@
-//! Moving blocks: disk readers → host ring → device slots, ahead of the block that computes.
+//! Moving weights: disk reader → host ring → device slots, ahead of the part that computes.
 //!
-//! [`Streamer`] decides what to read and copy when; a [`Lane`] does the copying: a thread on CPU ([`cpu`]), a stream
-//! of the driver on a GPU ([`cuda`]). Both run the same schedule, so that what is proved on one holds on the other.
+//! What is loaded when, and into which slot, is the plan's ([`crate::plan::schedule`]); [`Streamer`] carries it out.
+//! A [`Lane`] does the copying: a thread on CPU ([`cpu`]), a stream of the driver on a GPU ([`cuda`]). Both run the
+//! same schedule, so that what is proved on one holds on the other.
 
+pub mod boundaries;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod lane;
-mod residency;
+mod ring;
+mod setup;
 mod streamer;
+mod trace;
 
-pub use lane::{Lane, LaneTimes, Ticket};
-pub use streamer::{Snapshot, StreamSetup, Streamer, Totals};
+pub use boundaries::Boundaries;
+pub use lane::{Lane, LaneTimes, Piecewise, Stamp, Ticket};
+pub use setup::StreamSetup;
+pub use streamer::{Snapshot, Streamer, Totals};
+pub use trace::StepTimes;

@@ -1,59 +1,30 @@
-//! The schedule: given the walk ahead, keep the next blocks coming and never hold more than planned.
+//! Carries the schedule out: reads ahead, copies as soon as a slot's last reader is queued, hands segments to compute.
 //!
 //! The trainer's thread is the only one that issues copies, records and waits, in program order. It waits for nothing
-//! but a disk completion, and never for a block that is not the next one.
+//! but a disk completion (or, with the ring full, for the oldest copy out of it), and never for a segment that is not
+//! the next one.
 
-use super::cpu::CpuLane;
-use super::lane::{Lane, LaneTimes, Ticket};
-use super::residency::Residency;
-use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
-use crate::event::{BlockState, TierName};
-use crate::store::layout::{SECTOR, SlotKind};
-use crate::store::{BlockLayout, HostMemory, ReadTicket, Reader};
+use super::lane::{Lane, Piecewise};
+use super::ring::Ring;
+use super::setup::{Parts, StreamSetup};
+use super::trace::{Cause, StepTimes, Trace};
+use crate::checkpoint::{Checkpoint, Part};
+use crate::error::Result;
+use crate::event::{BlockState, Phase, TierName};
+use crate::plan::schedule::{Load, Op, PARTS, Schedule, Visit, segment};
+use crate::store::{HostMemory, ReadTicket, Reader, SegmentLayout};
 use crate::units::Bytes;
 use std::collections::VecDeque;
-use std::time::Duration;
 
-/// How to stream a checkpoint: the plan's placement, and where to.
-#[derive(Clone, Debug)]
-pub struct StreamSetup {
-    /// Tier of each block.
-    pub tiers: Vec<TierName>,
-    /// Device slots: blocks of the VRAM tier plus the ring.
-    pub slots: usize,
-    /// Blocks fetched ahead of the one computing.
-    pub prefetch_ahead: usize,
-    /// Go on with pageable memory when pinning fails.
-    pub allow_pageable: bool,
-    /// Added to every copy on CPU (tests of ordering; zero otherwise).
-    pub copy_delay: Duration,
-    /// GPU to stream to; `None` = CPU.
-    #[cfg(feature = "cuda")]
-    pub gpu: Option<std::sync::Arc<crate::device::cuda::Gpu>>,
-}
-
-impl StreamSetup {
-    /// A CPU stream without test delays.
-    #[must_use]
-    pub fn cpu(tiers: Vec<TierName>, slots: usize, prefetch_ahead: usize) -> StreamSetup {
-        StreamSetup {
-            tiers,
-            slots,
-            prefetch_ahead,
-            allow_pageable: false,
-            copy_delay: Duration::ZERO,
-            #[cfg(feature = "cuda")]
-            gpu: None,
-        }
-    }
-}
-
-/// A host buffer of the disk ring.
-struct RingBuffer {
-    block: Option<usize>,
-    read: Option<ReadTicket>,
-    copy: Option<Ticket>,
+/// A load that isn't wholly queued yet.
+struct Pending {
+    load: Load,
+    /// Chunks whose read has been submitted.
+    read: usize,
+    /// Chunks whose copy has been queued.
+    copied: usize,
+    /// Buffers between the two.
+    buffers: VecDeque<(usize, ReadTicket)>,
 }
 
 /// Bytes moved since the streamer was made.
@@ -68,38 +39,45 @@ pub struct Totals {
 /// What the streamer did since the last snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Queue times.
-    pub times: LaneTimes,
+    /// Where the time went.
+    pub times: StepTimes,
     /// Seconds the disk lane was busy.
     pub disk_s: f64,
-    /// Most blocks on the device at once.
+    /// Most blocks' worth of segments on the device at once.
     pub residency_peak: usize,
     /// Blocks on the device after each admission: `(block, resident)`.
     pub history: Vec<(usize, usize)>,
 }
 
-/// Streams the blocks of a checkpoint along the walk it is told.
+/// Streams the segments of a checkpoint along the program it is told.
 pub struct Streamer {
-    layouts: Vec<BlockLayout>,
+    layouts: Vec<SegmentLayout>,
     tiers: Vec<TierName>,
-    ahead: usize,
-    residency: Residency,
-    slots: usize,
-    /// Blocks to visit, the current one first.
-    walk: VecDeque<usize>,
-    active: bool,
+    n_blocks: usize,
+    ahead: u64,
+    schedule: Schedule,
+    /// Ops not yet done, the visit each belongs to, and whether it opens it.
+    program: VecDeque<(Op, u64)>,
+    tick: u64,
+    pending: VecDeque<Pending>,
+    /// Segment of each slot, as queued.
+    holds: Vec<Option<usize>>,
+    place: Vec<Option<usize>>,
+    /// Newest copy into each slot.
+    tickets: Vec<u64>,
+    /// Segments taken and not given back.
+    active: Vec<usize>,
     reader: Option<Reader>,
     lane: Box<dyn Lane>,
     ram: HostMemory,
     ram_at: Vec<u64>,
-    ring_memory: HostMemory,
-    ring_len: u64,
-    ring: Vec<RingBuffer>,
-    last_ticket: Ticket,
+    ring: Ring,
     h2d: Bytes,
     disk_s_seen: f64,
+    peak: usize,
     history: Vec<(usize, usize)>,
     pinned: bool,
+    trace: Trace,
 }
 
 impl Streamer {
@@ -113,152 +91,145 @@ impl Streamer {
         setup: &StreamSetup,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Streamer> {
-        assert_eq!(setup.tiers.len(), checkpoint.blocks.len(), "one tier per block");
-        let resident = setup.tiers.iter().filter(|&&t| t == TierName::Vram).count();
-        if setup.slots < resident + usize::from(resident < setup.tiers.len()) {
-            return Err(Error::infeasible(format!(
-                "{} slots cannot hold {resident} resident blocks and a ring",
-                setup.slots
-            )));
-        }
-        let slots = setup.slots.min(setup.tiers.len());
-        #[cfg(feature = "cuda")]
-        let gpu = setup.gpu.clone();
-        #[cfg(feature = "cuda")]
-        let kind = if gpu.is_some() { SlotKind::AsStored } else { SlotKind::F32 };
-        #[cfg(not(feature = "cuda"))]
-        let kind = SlotKind::F32;
-
-        let layouts: Vec<_> = (0..checkpoint.blocks.len()).map(|b| BlockLayout::new(checkpoint, b, kind)).collect();
-        let slot_len = layouts.iter().map(|l| l.slot_len).max().unwrap_or(0);
-        let lane: Box<dyn Lane> = {
-            #[cfg(feature = "cuda")]
-            match &gpu {
-                Some(g) => Box::new(super::cuda::CudaLane::new(g.clone(), slots, slot_len)?),
-                None => Box::new(CpuLane::new(slots, slot_len, setup.copy_delay)?),
-            }
-            #[cfg(not(feature = "cuda"))]
-            Box::new(CpuLane::new(slots, slot_len, setup.copy_delay)?)
-        };
-
-        let mut ram_at = vec![0; layouts.len()];
-        let mut ram_len = 0;
-        for l in layouts.iter().filter(|l| setup.tiers[l.block] == TierName::Ram) {
-            // A copy must not straddle two pinned pieces.
-            const PIECE: u64 = 64 << 30;
-            if ram_len / PIECE != (ram_len + l.host_len - 1) / PIECE {
-                ram_len = ram_len.div_ceil(PIECE) * PIECE;
-            }
-            ram_at[l.block] = ram_len;
-            ram_len += l.host_len;
-        }
-        let through_ring = layouts.iter().filter(|l| setup.tiers[l.block] != TierName::Ram);
-        let ring_len = through_ring.clone().map(|l| l.host_len).max().unwrap_or(0).div_ceil(SECTOR) * SECTOR;
-        let from_disk = setup.tiers.iter().filter(|&&t| t == TierName::Disk).count();
-        let n_ring = match from_disk {
-            0 => usize::from(ring_len > 0),
-            n => (setup.prefetch_ahead + 1).min(n),
-        };
-
-        #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "pinned only with a GPU"))]
-        let (mut ram, mut ring_memory) = (HostMemory::new(ram_len)?, HostMemory::new(ring_len * n_ring as u64)?);
-        #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "pinned only with a GPU"))]
-        let mut pinned = false;
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = &gpu {
-            pinned = true;
-            for m in [&mut ram, &mut ring_memory] {
-                match m.pin(gpu) {
-                    Ok(()) => {}
-                    Err(_) if setup.allow_pageable => pinned = false,
-                    Err(e) => return Err(e),
-                }
-            }
-        }
-
-        let total = ram_len.max(1);
-        let mut pending = VecDeque::new();
-        let mut done = 0;
-        for l in layouts.iter().filter(|l| setup.tiers[l.block] == TierName::Ram) {
-            pending.push_back((l.host_len, reader.read(l, ram.at(ram_at[l.block]))?));
-            if pending.len() > 2 {
-                let (n, t) = pending.pop_front().expect("three are pending");
-                t.wait()?;
-                done += n;
-                progress(done, total);
-            }
-        }
-        for (n, t) in pending {
-            t.wait()?;
-            done += n;
-            progress(done, total);
-        }
-
+        let Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned } =
+            setup.build(checkpoint, &reader, progress)?;
+        let n_slots = slots.classes().len();
         Ok(Streamer {
-            residency: Residency::new(slots, setup.tiers.iter().map(|&t| t == TierName::Vram).collect()),
-            slots,
+            n_blocks: checkpoint.blocks.len(),
+            ahead: setup.prefetch_ahead as u64,
+            schedule: Schedule::new(&slots),
+            program: VecDeque::new(),
+            tick: 0,
+            pending: VecDeque::new(),
+            holds: vec![None; n_slots],
+            place: vec![None; layouts.len()],
+            tickets: vec![0; n_slots],
+            active: Vec::new(),
             layouts,
-            tiers: setup.tiers.clone(),
-            ahead: setup.prefetch_ahead,
-            walk: VecDeque::new(),
-            active: false,
+            tiers,
             reader: Some(reader),
             lane,
             ram,
             ram_at,
-            ring_memory,
-            ring_len,
-            ring: (0..n_ring).map(|_| RingBuffer { block: None, read: None, copy: None }).collect(),
-            last_ticket: 0,
+            ring,
             h2d: Bytes::ZERO,
             disk_s_seen: 0.0,
+            peak: 0,
             history: Vec::new(),
             pinned,
+            trace: Trace::default(),
         })
     }
 
-    /// Appends blocks to the walk. Told early, the next step's blocks are fetched across the step border.
-    pub fn extend(&mut self, blocks: impl IntoIterator<Item = usize>) {
-        self.walk.extend(blocks);
+    /// Appends visits to the program. Told early, the next step's segments are fetched across the step border.
+    pub fn extend(&mut self, visits: impl IntoIterator<Item = Visit>) {
+        for visit in visits {
+            let number = self.schedule.visits();
+            self.program.extend(visit.0.iter().map(|&op| (op, number)));
+            self.schedule.extend([visit]);
+        }
     }
 
-    /// Forgets the walk beyond the current block (a run that stops).
-    pub fn forget(&mut self) {
-        self.walk.truncate(usize::from(self.active));
+    /// Drops the program between two visits (a run that stops, an evaluation).
+    ///
+    /// # Errors
+    /// A read that had begun failed.
+    pub fn forget(&mut self) -> Result<()> {
+        for s in std::mem::take(&mut self.active) {
+            let slot = self.place[s].expect("a segment in use keeps its slot");
+            self.lane.release(slot)?;
+        }
+        // A segment that is only partly copied is not there.
+        for p in self.pending.drain(..) {
+            for (buffer, read) in p.buffers {
+                read.wait()?;
+                self.ring.give_back(buffer);
+            }
+            if p.copied > 0 {
+                self.holds[p.load.slot] = None;
+                self.place[p.load.segment] = None;
+            }
+        }
+        self.program.clear();
+        self.schedule.forget(&self.holds, self.tick);
+        Ok(())
     }
 
-    /// Blocks still to visit, the current one included.
+    /// Whether the program is over.
     #[must_use]
-    pub fn left(&self) -> usize {
-        self.walk.len()
+    pub fn is_idle(&self) -> bool {
+        self.program.is_empty()
     }
 
-    /// Makes the next block of the walk readable by compute; it stays until [`Streamer::release`].
+    /// Pieces of a streamed head; 0 when the head stays on the device.
+    #[must_use]
+    pub fn head_pieces(&self) -> usize {
+        self.layouts.len() - self.n_blocks * PARTS
+    }
+
+    /// Says that a visit begins, for the trace.
+    ///
+    /// # Errors
+    /// The backend refuses.
+    pub fn begin(&mut self, phase: Phase, block: usize) -> Result<()> {
+        let streams = match phase {
+            Phase::Forward | Phase::Backward | Phase::Eval => true,
+            Phase::Head => self.head_pieces() > 0,
+            Phase::Update => false,
+        };
+        let visit = self.program.front().filter(|_| streams).map(|p| p.1);
+        self.trace.begin(phase, block, visit, self.lane.as_mut())
+    }
+
+    /// Makes a segment readable by compute; it stays until [`Streamer::done`].
     ///
     /// Returns its layout and the address of its slot.
     ///
     /// # Errors
-    /// A read or a copy failed; the walk is empty.
-    pub fn acquire(&mut self) -> Result<(&BlockLayout, *const u8)> {
-        assert!(!self.active, "one block is visited at a time");
-        let block = *self.walk.front().ok_or_else(|| Error::run("the walk is over"))?;
+    /// A read or a copy failed.
+    ///
+    /// # Panics
+    /// The segment is not the next of the program.
+    pub fn take(&mut self, segment: usize) -> Result<(&SegmentLayout, *const u8)> {
+        let next = self.program.front().map(|p| p.0);
+        assert_eq!(next, Some(Op::Take(segment)), "the walk follows its program");
         self.pump()?;
-        let slot = self.residency.slot_of(block).expect("the next block always gets a slot");
+        let mut cause = Cause::Link;
+        // A load of it that is needed later may be pending too: then it is here now, and leaves in between.
+        while let Some(at) = self.pending.iter().position(|p| p.load.needed_at == self.tick) {
+            cause = Cause::Disk;
+            self.wait_for(at)?;
+            self.pump()?;
+        }
+        self.program.pop_front();
+        self.tick += 1;
+        self.active.push(segment);
+        let slot = self.place[segment].expect("a segment without pending load has its slot");
+        // The trace's marks are only worth their cost where compute may have to wait.
+        let waits = cause == Cause::Disk || !self.lane.copied(self.tickets[slot])?;
+        let before = waits.then(|| self.lane.stamp()).transpose()?;
         self.lane.wait(slot)?;
-        self.active = true;
-        self.pump()?;
-        Ok((&self.layouts[block], self.lane.slot(slot)))
+        if let Some(before) = before {
+            let after = self.lane.stamp()?;
+            self.trace.waited(before, after, cause);
+        }
+        Ok((&self.layouts[segment], self.lane.slot(slot)))
     }
 
-    /// Ends the visit: compute's last use of the block has been queued.
+    /// Ends the use of a segment: compute's last reader of it has been queued.
     ///
     /// # Errors
-    /// The backend refuses.
-    pub fn release(&mut self) -> Result<()> {
-        let block = self.walk.pop_front().expect("a block is being visited");
-        let slot = self.residency.slot_of(block).expect("an active block keeps its slot");
-        self.active = false;
+    /// The backend refuses, or a read failed.
+    ///
+    /// # Panics
+    /// Its done is not the next of the program.
+    pub fn done(&mut self, segment: usize) -> Result<()> {
+        let next = self.program.pop_front().map(|p| p.0);
+        assert_eq!(next, Some(Op::Done(segment)), "the walk follows its program");
+        self.active.retain(|s| *s != segment);
+        let slot = self.place[segment].expect("a segment in use keeps its slot");
         self.lane.release(slot)?;
+        self.tick += 1;
         self.pump()
     }
 
@@ -267,113 +238,150 @@ impl Streamer {
     /// # Errors
     /// A read or a copy failed.
     pub fn pump(&mut self) -> Result<()> {
-        let walk: Vec<usize> = self.walk.iter().copied().collect();
-        let mut distinct: Vec<usize> = Vec::with_capacity(self.ahead + 1);
-        for (position, &block) in walk.iter().enumerate() {
-            if !distinct.contains(&block) {
-                if distinct.len() > self.ahead {
-                    break;
-                }
-                distinct.push(block);
-                self.fetch(block, position, &walk)?;
+        self.look_ahead();
+        self.submit_reads()?;
+        let mut at = 0;
+        while at < self.pending.len() {
+            if self.advance(at)? {
+                self.pending.remove(at);
+            } else {
+                at += 1;
             }
         }
         Ok(())
     }
 
-    /// Moves `block`, needed at `position` of the walk, one stage on if that can be done without waiting; at position
-    /// 0 waits for what it takes.
-    fn fetch(&mut self, block: usize, position: usize, walk: &[usize]) -> Result<()> {
-        if self.residency.slot_of(block).is_some() {
-            return Ok(());
-        }
-        let now = position == 0;
-        let host = if self.tiers[block] == TierName::Ram {
-            self.ram.at(self.ram_at[block]).cast_const()
-        } else {
-            let Some(buffer) = self
-                .ring
-                .iter()
-                .position(|r| r.block == Some(block))
-                .map_or_else(|| self.start_read(block, position, walk), |b| Ok(Some(b)))?
-            else {
-                return Ok(());
+    /// Plans loads: those of the visit in turn, and of so many further visits that need any.
+    fn look_ahead(&mut self) {
+        let Some(&(_, now)) = self.program.front() else { return };
+        loop {
+            // Visits beyond this one that already have a load waiting or on its way.
+            let mut further: Vec<u64> = self.pending.iter().map(|p| p.load.visit).filter(|&v| v > now).collect();
+            further.dedup();
+            let horizon = match further.len() as u64 {
+                n if n < self.ahead => u64::MAX,
+                0 => now + 1,
+                _ => further.last().map_or(now + 1, |v| v + 1),
             };
-            let read = self.ring[buffer].read.as_ref();
-            if !now && read.is_some_and(|r| !r.is_done()) {
-                return Ok(());
-            }
-            if let Some(read) = self.ring[buffer].read.take() {
-                read.wait()?;
-            }
-            self.ring_memory.at(buffer as u64 * self.ring_len).cast_const()
-        };
-        let active = self.active.then(|| walk[0]);
-        let Some((slot, left)) = self.residency.admit(block, position, walk, active) else { return Ok(()) };
-        if let Some(left) = left {
-            self.history.push((left, self.residency.count() - 1));
+            let Some(load) = self.schedule.next(horizon) else { return };
+            self.pending.push_back(Pending { load, read: 0, copied: 0, buffers: VecDeque::new() });
         }
-        self.history.push((block, self.residency.count()));
-        assert!(self.residency.count() <= self.slots, "residency stays within the plan");
-        // SAFETY: the RAM tier never changes; a ring buffer is not reused before its copy is done (`start_read`).
-        let ticket = unsafe { self.lane.load(slot, &self.layouts[block], host)? };
-        self.last_ticket = ticket;
-        self.h2d += Bytes(self.layouts[block].bytes);
-        if let Some(r) = self.ring.iter_mut().find(|r| r.block == Some(block)) {
-            r.copy = Some(ticket);
-        }
-        Ok(())
     }
 
-    /// Starts reading `block` into the ring buffer whose block is needed furthest away, if one can be had.
-    fn start_read(&mut self, block: usize, position: usize, walk: &[usize]) -> Result<Option<usize>> {
-        let now = position == 0;
-        let next_use =
-            |b: Option<usize>| b.map_or(usize::MAX, |b| walk.iter().position(|&w| w == b).unwrap_or(usize::MAX - 1));
-        let mut order: Vec<_> = (0..self.ring.len()).map(|i| (next_use(self.ring[i].block), i)).collect();
-        order.sort_by_key(|&(use_at, i)| (std::cmp::Reverse(use_at), i));
-        for (use_at, i) in order {
-            // A block that is already on the device does not need its buffer any more.
-            let spent = self.ring[i].block.is_none_or(|b| self.residency.slot_of(b).is_some());
-            if use_at <= position && !spent {
+    fn from_ram(&self, segment: usize) -> bool {
+        self.tiers[segment] == TierName::Ram
+    }
+
+    /// Keeps the drive's queue full, in the order of need.
+    fn submit_reads(&mut self) -> Result<()> {
+        for i in 0..self.pending.len() {
+            let segment = self.pending[i].load.segment;
+            if self.from_ram(segment) {
                 continue;
             }
-            if let Some(read) = &self.ring[i].read {
-                if !now && !read.is_done() {
-                    continue;
-                }
-                read.wait()?;
+            while self.pending[i].read < self.layouts[segment].chunks.len() {
+                let Some(buffer) = self.ring.take(self.lane.as_mut())? else { return Ok(()) };
+                let chunk = &self.layouts[segment].chunks[self.pending[i].read];
+                let reader = self.reader.as_ref().expect("open until dropped");
+                let ticket = reader.read_at(chunk.file, chunk.offset, chunk.len, self.ring.at(buffer))?;
+                self.pending[i].buffers.push_back((buffer, ticket));
+                self.pending[i].read += 1;
             }
-            if let Some(ticket) = self.ring[i].copy {
-                if now {
-                    self.lane.wait_copied(ticket)?;
-                } else if !self.lane.copied(ticket)? {
-                    continue;
-                }
-            }
-            let reader = self.reader.as_ref().expect("open until dropped");
-            let host = self.ring_memory.at(i as u64 * self.ring_len);
-            let read = reader.read(&self.layouts[block], host)?;
-            self.ring[i] = RingBuffer { block: Some(block), read: Some(read), copy: None };
-            return Ok(Some(i));
         }
-        Ok(None)
+        Ok(())
+    }
+
+    /// Queues what can be copied of a pending load; true when all of it is.
+    fn advance(&mut self, at: usize) -> Result<bool> {
+        let load = self.pending[at].load;
+        if load.free_at > self.tick {
+            return Ok(false);
+        }
+        let n = self.layouts[load.segment].chunks.len();
+        while self.pending[at].copied < n {
+            let copied = self.pending[at].copied;
+            let (host, buffer) = if self.from_ram(load.segment) {
+                let chunk = &self.layouts[load.segment].chunks[copied];
+                (self.ram.at(self.ram_at[load.segment] + chunk.host).cast_const(), None)
+            } else {
+                match self.pending[at].buffers.front() {
+                    Some((_, read)) if !read.is_done() => return Ok(false),
+                    None => return Ok(false),
+                    Some((buffer, read)) => {
+                        read.wait()?;
+                        (self.ring.at(*buffer).cast_const(), Some(*buffer))
+                    }
+                }
+            };
+            if copied == 0 {
+                self.admit(load);
+            }
+            let layout = &self.layouts[load.segment];
+            let chunk = &layout.chunks[copied];
+            let copy = Piecewise { layout, chunk, first: copied == 0, last: copied + 1 == n };
+            // SAFETY: the RAM tier never changes; a ring buffer is not taken again before its copy is done.
+            let ticket = unsafe { self.lane.load(load.slot, copy, host)? };
+            self.h2d += Bytes(chunk.spans.iter().map(|s| s.bytes).sum());
+            self.tickets[load.slot] = ticket;
+            self.trace.copying(ticket, load.visit, chunk.spans.iter().map(|s| s.bytes).sum(), buffer.is_some());
+            if let Some(buffer) = buffer {
+                self.pending[at].buffers.pop_front();
+                self.ring.copied_by(buffer, ticket);
+            }
+            self.pending[at].copied += 1;
+        }
+        Ok(true)
+    }
+
+    /// The slot changes hands.
+    fn admit(&mut self, load: Load) {
+        debug_assert_eq!(self.holds[load.slot], load.left);
+        // What leaves may already be on its way back into another slot.
+        if let Some(left) = self.holds[load.slot].replace(load.segment)
+            && self.place[left] == Some(load.slot)
+        {
+            self.place[left] = None;
+        }
+        self.place[load.segment] = Some(load.slot);
+        let resident = self.resident();
+        self.peak = self.peak.max(resident);
+        self.history.push((load.segment / PARTS, resident));
+    }
+
+    /// Blocks' worth of segments on the device, in-flight copies included. The slots bound it.
+    fn resident(&self) -> usize {
+        let blocks = self.n_blocks * PARTS;
+        self.holds.iter().flatten().filter(|s| **s < blocks).count().div_ceil(PARTS)
+    }
+
+    /// Waits on the host for the next thing that a pending load needs.
+    fn wait_for(&mut self, at: usize) -> Result<()> {
+        if let Some((_, read)) = self.pending[at].buffers.front() {
+            return read.wait();
+        }
+        // Its next chunk has no buffer yet: earlier chunks are on their way out of the ring.
+        let held = self.ring.wait(self.lane.as_mut())?;
+        assert!(held, "the ring is filled in the order of need");
+        Ok(())
     }
 
     /// State of every block, for the block map.
     #[must_use]
-    pub fn states(&mut self) -> Vec<BlockState> {
-        let active = self.active.then(|| self.walk[0]);
-        (0..self.layouts.len())
+    pub fn states(&self) -> Vec<BlockState> {
+        let of = |block: usize| Part::ALL.map(|p| segment(block, p));
+        (0..self.n_blocks)
             .map(|b| {
-                if Some(b) == active {
+                let parts = of(b);
+                let pending = |want: fn(&Pending) -> bool| {
+                    self.pending.iter().any(|p| parts.contains(&p.load.segment) && want(p))
+                };
+                if parts.iter().any(|s| self.active.contains(s)) {
                     BlockState::Active
-                } else if self.residency.slot_of(b).is_some() {
+                } else if parts.iter().all(|s| self.place[*s].is_some()) && !pending(|_| true) {
                     BlockState::Resident
-                } else if self.ring.iter().any(|r| r.block == Some(b) && r.read.as_ref().is_some_and(|t| !t.is_done()))
-                {
+                } else if pending(|p| !p.buffers.is_empty()) {
                     BlockState::Reading
-                } else if self.ring.iter().any(|r| r.block == Some(b) && r.copy.is_none()) {
+                } else if pending(|_| true) || parts.iter().any(|s| self.place[*s].is_some()) {
                     BlockState::Copying
                 } else {
                     BlockState::Away
@@ -395,10 +403,11 @@ impl Streamer {
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         let disk_s = self.reader.as_ref().map_or(0.0, Reader::busy_seconds);
         let since = disk_s - std::mem::replace(&mut self.disk_s_seen, disk_s);
+        let peak = std::mem::replace(&mut self.peak, 0).max(self.resident());
         Ok(Snapshot {
-            times: self.lane.take_times()?,
+            times: self.trace.take(self.lane.as_mut())?,
             disk_s: since,
-            residency_peak: self.residency.take_peak(),
+            residency_peak: peak,
             history: std::mem::take(&mut self.history),
         })
     }
@@ -426,6 +435,7 @@ impl Drop for Streamer {
     fn drop(&mut self) {
         // Readers and the copy queue still write to and read from the memory below: let them finish first.
         self.reader = None;
-        let _ = self.lane.wait_copied(self.last_ticket);
+        let newest = self.tickets.iter().copied().max().unwrap_or(0);
+        let _ = self.lane.wait_copied(newest);
     }
 }

@@ -412,7 +412,7 @@ fn stream_setup(job: &Job, plan: &ModePlan, device: Device) -> Result<StreamSetu
             Device::Cuda(i) => Some(Arc::new(crate::device::cuda::Gpu::open(i)?)),
             _ => None,
         },
-        ..StreamSetup::cpu(tiers, plan.residency, stream.prefetch_ahead)
+        ..StreamSetup::cpu(tiers, plan.ring_slots, stream.prefetch_ahead)
     })
 }
 

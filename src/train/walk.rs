@@ -3,7 +3,7 @@
 //! All micro-batches of the step run inside each visit, so the weights cross disk and link once per step. The walk
 //! stops at the lowest trainable block; blocks below it keep no activation.
 
-use crate::checkpoint::{Arch, Checkpoint};
+use crate::checkpoint::{Arch, Checkpoint, Part};
 use crate::data::collate::Batch;
 use crate::device::shim;
 use crate::error::{Error, Result};
@@ -12,6 +12,7 @@ use crate::model::lora::BlockAdapter;
 use crate::model::norm::rms_norm;
 use crate::model::rope::RopeTable;
 use crate::model::{Adapter, BlockContext, BlockWeights, Residents, block_forward, head};
+use crate::plan::schedule::{Habit, segment};
 use crate::stream::Streamer;
 use tch::{Device, Kind, Tensor};
 
@@ -87,9 +88,8 @@ impl BlockWalk {
         self.adapter.layout.lowest
     }
 
-    fn order(&self) -> Vec<usize> {
-        let n = self.arch.n_layers;
-        (0..n).chain((self.lowest()..n).rev()).collect()
+    fn order(&self) -> Vec<crate::plan::schedule::Visit> {
+        Habit { several: true, ..Habit::default() }.step(self.arch.n_layers, self.lowest(), 0)
     }
 
     /// Visits of a training step.
@@ -110,11 +110,15 @@ impl BlockWalk {
     }
 
     /// One visit's weights.
-    fn acquire(streamer: &mut Streamer, kind: Kind, device: Device) -> Result<BlockWeights> {
-        let (layout, slot) = streamer.acquire()?;
-        // SAFETY: the slot keeps the block until `release`, which comes after the visit's last kernel is queued and
-        // after these views are dropped.
-        Ok(unsafe { BlockWeights::view(layout, slot, kind, device) })
+    fn acquire(streamer: &mut Streamer, block: usize, kind: Kind, device: Device) -> Result<BlockWeights> {
+        let mut weights = BlockWeights::none();
+        for part in Part::ALL {
+            let (layout, slot) = streamer.take(segment(block, part))?;
+            // SAFETY: the slot keeps the part until `done`, which comes after the visit's last kernel is queued and
+            // after these views are dropped.
+            unsafe { weights.add(layout, slot, kind, device) };
+        }
+        Ok(weights)
     }
 
     /// Runs one training step over `batches` (the micro-batches) and returns loss and gradient; updates nothing.
@@ -124,11 +128,11 @@ impl BlockWalk {
     pub fn step(&mut self, batches: &[Batch], context: StepContext, observe: Observer<'_>) -> Result<StepLoss> {
         let order = self.order();
         let n = self.arch.n_layers;
-        if self.streamer.left() == 0 {
-            self.streamer.extend(order.iter().copied());
+        if self.streamer.is_idle() {
+            self.streamer.extend(order.iter().cloned());
         }
         if context.more {
-            self.streamer.extend(order.iter().copied());
+            self.streamer.extend(order.iter().cloned());
         }
         let trained_tokens: u64 = batches.iter().map(|b| b.trained_tokens() as u64).sum();
         let tokens = batches.iter().map(|b| b.tokens() as u64).sum();
@@ -157,7 +161,7 @@ impl BlockWalk {
 
         for (index, block) in (self.lowest()..n).rev().enumerate() {
             observe(Visit { phase: Phase::Backward, block, index: n + index }, &mut self.streamer)?;
-            let weights = Self::acquire(&mut self.streamer, self.kind, self.device)?;
+            let weights = Self::acquire(&mut self.streamer, block, self.kind, self.device)?;
             let inputs = saved.pop().expect("one per trainable block");
             for (m, x) in inputs.into_iter().enumerate() {
                 let gx = &gxs[m];
@@ -168,7 +172,9 @@ impl BlockWalk {
                 self.streamer.pump()?;
             }
             drop(weights);
-            self.streamer.release()?;
+            for part in Part::ALL.into_iter().rev() {
+                self.streamer.done(segment(block, part))?;
+            }
         }
         let loss = if trained_tokens == 0 { f64::NAN } else { loss_sum.double_value(&[]) * weight };
         Ok(StepLoss { loss, trained_tokens, tokens, grad: grads })
@@ -188,7 +194,7 @@ impl BlockWalk {
     ) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         observe(Visit { phase, block, index }, &mut self.streamer)?;
-        let weights = Self::acquire(&mut self.streamer, self.kind, self.device)?;
+        let weights = Self::acquire(&mut self.streamer, block, self.kind, self.device)?;
         let leaves = self.adapter.leaves(block, false);
         for (m, x) in xs.iter_mut().enumerate() {
             let context = BlockContext {
@@ -201,7 +207,7 @@ impl BlockWalk {
             self.streamer.pump()?;
         }
         drop(weights);
-        self.streamer.release()
+        Part::ALL.into_iter().try_for_each(|part| self.streamer.done(segment(block, part)))
     }
 
     fn block_adapter<'a>(
@@ -303,8 +309,9 @@ impl BlockWalk {
 
     /// Hidden states `[B, S, H]` after the last block, forward only, dropout off.
     fn forward(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<Vec<Tensor>> {
-        self.streamer.forget();
-        self.streamer.extend(0..self.arch.n_layers);
+        self.streamer.forget()?;
+        let habit = Habit { several: true, ..Habit::default() };
+        self.streamer.extend((0..self.arch.n_layers).map(|b| habit.forward(b)));
         let (tables, mut xs) = self.inputs(batches)?;
         for block in 0..self.arch.n_layers {
             self.forward_visit(block, block, Phase::Eval, &tables, &mut xs, None, observe)?;

@@ -61,7 +61,7 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
             Device::Cuda(i) => Some(std::sync::Arc::new(blockstream_tui::device::cuda::Gpu::open(i).unwrap())),
             _ => None,
         },
-        ..StreamSetup::cpu(tiers, (resident + how.ring).max(1), how.ahead)
+        ..StreamSetup::cpu(tiers, how.ring, how.ahead)
     };
     let reader = Reader::open(checkpoint, Duration::from_millis(how.read_delay_ms)).unwrap();
     let streamer = Streamer::new(checkpoint, reader, &setup, &mut |_, _| {}).unwrap();

@@ -1,0 +1,330 @@
+//! Inputs of the trained blocks between the sweeps: kept on the device, or waiting in host memory.
+//!
+//! Offloaded, an input is copied to one of two staging sets, from there to pinned memory on a stream of its own, and
+//! comes back the same way one block ahead of the backward pass. Everything is ordered by events on the device: the
+//! host never waits, and the device holds two blocks' inputs however far the host runs ahead.
+
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{Gpu, Mark, Queue};
+use crate::device::shim;
+use crate::error::Result;
+use crate::store::HostMemory;
+use crate::units::Bytes;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+use tch::{Device, Kind, Tensor};
+
+/// Shape and type of a saved input.
+type Saved = (Vec<i64>, Kind);
+
+/// See the module's text. A stack: saved upwards, taken downwards.
+pub enum Boundaries {
+    /// On the device.
+    Kept(Vec<Vec<Tensor>>),
+    /// In host memory.
+    Offloaded(Box<Offload>),
+}
+
+impl Boundaries {
+    /// Room on the device, taken as it comes.
+    #[must_use]
+    pub fn kept() -> Boundaries {
+        Boundaries::Kept(Vec::new())
+    }
+
+    /// Host memory for `blocks` blocks of `micro` inputs of at most `bytes` each, on a CPU.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn offloaded(blocks: usize, micro: usize, bytes: u64) -> Result<Boundaries> {
+        Ok(Boundaries::Offloaded(Box::new(Offload::new(blocks, micro, bytes)?)))
+    }
+
+    /// The same, pinned for `gpu`.
+    ///
+    /// # Errors
+    /// No memory, or it can't be pinned.
+    #[cfg(feature = "cuda")]
+    pub fn offloaded_from(gpu: Arc<Gpu>, blocks: usize, micro: usize, bytes: u64) -> Result<Boundaries> {
+        let mut o = Offload::new(blocks, micro, bytes)?;
+        o.host.pin(&gpu)?;
+        let set = || -> Result<Set> {
+            let buffer = || Ok(Tensor::f_empty([o.stride as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?);
+            Ok(Set { buffers: (0..micro).map(|_| buffer()).collect::<Result<_>>()?, read: None, moved: None })
+        };
+        let sets = [set()?, set()?];
+        o.gpu = Some(OnGpu { gpu, sets, saved: None, restoring: None });
+        Ok(Boundaries::Offloaded(Box::new(o)))
+    }
+
+    /// Saves the inputs of the next block up.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn save(&mut self, xs: &[Tensor]) -> Result<()> {
+        match self {
+            Boundaries::Kept(stack) => stack.push(xs.iter().map(Tensor::shallow_clone).collect()),
+            Boundaries::Offloaded(o) => o.save(xs)?,
+        }
+        Ok(())
+    }
+
+    /// Starts bringing the topmost inputs back.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn prefetch(&mut self) -> Result<()> {
+        match self {
+            Boundaries::Kept(_) => Ok(()),
+            Boundaries::Offloaded(o) => o.prefetch(),
+        }
+    }
+
+    /// Takes the topmost inputs. Those taken before may be overwritten from here on.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Panics
+    /// Nothing is saved.
+    pub fn take(&mut self) -> Result<Vec<Tensor>> {
+        match self {
+            Boundaries::Kept(stack) => Ok(stack.pop().expect("one per trained block")),
+            Boundaries::Offloaded(o) => o.take(),
+        }
+    }
+
+    /// Forgets what is saved (a step that was cut short).
+    pub fn clear(&mut self) {
+        match self {
+            Boundaries::Kept(stack) => stack.clear(),
+            Boundaries::Offloaded(o) => o.stack.clear(),
+        }
+    }
+
+    /// Bytes taken to host memory, and back, since the start.
+    #[must_use]
+    pub fn moved(&self) -> (Bytes, Bytes) {
+        match self {
+            Boundaries::Kept(_) => (Bytes::ZERO, Bytes::ZERO),
+            Boundaries::Offloaded(o) => (o.down, o.up),
+        }
+    }
+}
+
+/// Inputs in host memory.
+pub struct Offload {
+    host: HostMemory,
+    /// Place of one input; a multiple of the page size.
+    stride: u64,
+    micro: usize,
+    stack: Vec<Vec<Saved>>,
+    down: Bytes,
+    up: Bytes,
+    #[cfg(feature = "cuda")]
+    gpu: Option<OnGpu>,
+}
+
+fn bytes_of((shape, kind): &Saved) -> u64 {
+    shape.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64
+}
+
+impl Offload {
+    fn new(blocks: usize, micro: usize, bytes: u64) -> Result<Offload> {
+        let stride = bytes.div_ceil(4096).max(1) * 4096;
+        Ok(Offload {
+            host: HostMemory::new(stride * (blocks * micro) as u64)?,
+            stride,
+            micro,
+            stack: Vec::new(),
+            down: Bytes::ZERO,
+            up: Bytes::ZERO,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+        })
+    }
+
+    fn place(&self, level: usize, m: usize) -> *mut u8 {
+        assert!(m < self.micro, "no more micro-batches than there is room for");
+        self.host.at((level * self.micro + m) as u64 * self.stride)
+    }
+
+    fn save(&mut self, xs: &[Tensor]) -> Result<()> {
+        let level = self.stack.len();
+        let saved: Vec<Saved> = xs.iter().map(|x| (x.size(), x.kind())).collect();
+        for s in &saved {
+            assert!(bytes_of(s) <= self.stride, "an input is no longer than planned");
+            self.down += Bytes(bytes_of(s));
+        }
+        #[cfg(feature = "cuda")]
+        let on_gpu = self.save_on_gpu(level, xs, &saved)?;
+        #[cfg(not(feature = "cuda"))]
+        let on_gpu = false;
+        if !on_gpu {
+            for (m, (x, (shape, kind))) in xs.iter().zip(&saved).enumerate() {
+                // SAFETY: the place is `stride` bytes of our mapping, which outlives this view.
+                let mut host = unsafe { shim::view(self.place(level, m), shape, *kind, Device::Cpu) };
+                host.copy_(x);
+            }
+        }
+        self.stack.push(saved);
+        Ok(())
+    }
+
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "no GPU"))]
+    fn prefetch(&mut self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(level) = self.stack.len().checked_sub(1) {
+            self.start_restore(level)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<Vec<Tensor>> {
+        let level = self.stack.len() - 1;
+        let saved = self.stack.pop().expect("one per trained block");
+        self.up += saved.iter().map(|s| Bytes(bytes_of(s))).sum();
+        #[cfg(feature = "cuda")]
+        if self.gpu.is_some() {
+            return self.take_on_gpu(level, &saved);
+        }
+        let restore = |(m, (shape, kind)): (usize, &Saved)| {
+            // SAFETY: as in `save`; the view is copied before it is dropped.
+            unsafe { shim::view(self.place(level, m), shape, *kind, Device::Cpu) }.copy()
+        };
+        Ok(saved.iter().enumerate().map(restore).collect())
+    }
+}
+
+/// Two sets of staging buffers and the marks that order their users.
+#[cfg(feature = "cuda")]
+struct OnGpu {
+    gpu: Arc<Gpu>,
+    sets: [Set; 2],
+    /// After the newest copy to the host.
+    saved: Option<Mark>,
+    /// Level whose inputs are on their way back.
+    restoring: Option<usize>,
+}
+
+#[cfg(feature = "cuda")]
+struct Set {
+    buffers: Vec<Tensor>,
+    /// After compute's last use.
+    read: Option<Mark>,
+    /// After the last copy out of or into it.
+    moved: Option<Mark>,
+}
+
+#[cfg(feature = "cuda")]
+impl Set {
+    /// The staged input of micro-batch `m` as a tensor.
+    fn view(&self, m: usize, (shape, kind): &Saved) -> Tensor {
+        let n = bytes_of(&(shape.clone(), *kind)) as i64;
+        self.buffers[m].narrow(0, 0, n).view_dtype(*kind).view(shape.as_slice())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Offload {
+    fn save_on_gpu(&mut self, level: usize, xs: &[Tensor], saved: &[Saved]) -> Result<bool> {
+        let Some(mut on) = self.gpu.take() else { return Ok(false) };
+        let set = &mut on.sets[level % 2];
+        if let Some(moved) = set.moved.take() {
+            on.gpu.wait(Queue::Compute, &moved)?;
+        }
+        for (m, (x, s)) in xs.iter().zip(saved).enumerate() {
+            set.view(m, s).copy_(x);
+        }
+        let staged = on.gpu.mark_untimed(Queue::Compute)?;
+        on.gpu.wait(Queue::Save, &staged)?;
+        for (m, s) in saved.iter().enumerate() {
+            let from = set.buffers[m].data_ptr() as u64;
+            // SAFETY: the staging buffer is not written before `moved`; the place is ours and pinned.
+            unsafe { on.gpu.copy_input(from, self.place(level, m), bytes_of(s) as usize, true)? };
+        }
+        set.moved = Some(on.gpu.mark_untimed(Queue::Save)?);
+        on.saved = Some(on.gpu.mark_untimed(Queue::Save)?);
+        on.restoring = None;
+        self.gpu = Some(on);
+        Ok(true)
+    }
+
+    /// Queues the way back of `level`, once.
+    fn start_restore(&mut self, level: usize) -> Result<()> {
+        let Some(mut on) = self.gpu.take() else { return Ok(()) };
+        if on.restoring != Some(level) {
+            let set = &mut on.sets[level % 2];
+            for mark in [set.read.take().as_ref(), set.moved.take().as_ref(), on.saved.as_ref()].into_iter().flatten() {
+                on.gpu.wait(Queue::Restore, mark)?;
+            }
+            for (m, s) in self.stack[level].iter().enumerate() {
+                let to = set.buffers[m].data_ptr() as u64;
+                // SAFETY: compute's last use and the last copy were waited for above; the place holds what was saved.
+                unsafe { on.gpu.copy_input(to, self.place(level, m), bytes_of(s) as usize, false)? };
+            }
+            set.moved = Some(on.gpu.mark_untimed(Queue::Restore)?);
+            on.restoring = Some(level);
+        }
+        self.gpu = Some(on);
+        Ok(())
+    }
+
+    fn take_on_gpu(&mut self, level: usize, saved: &[Saved]) -> Result<Vec<Tensor>> {
+        self.stack.push(saved.to_vec());
+        self.start_restore(level)?;
+        self.stack.pop();
+        let mut on = self.gpu.take().expect("the caller looked");
+        // What the other set holds was used by the block above, whose kernels are all queued by now.
+        on.sets[(level + 1) % 2].read = Some(on.gpu.mark_untimed(Queue::Compute)?);
+        if let Some(moved) = on.sets[level % 2].moved.take() {
+            on.gpu.wait(Queue::Compute, &moved)?;
+        }
+        let xs = saved.iter().enumerate().map(|(m, s)| on.sets[level % 2].view(m, s)).collect();
+        self.gpu = Some(on);
+        if level > 0 {
+            self.start_restore(level - 1)?;
+        }
+        Ok(xs)
+    }
+}
+
+impl Drop for Offload {
+    fn drop(&mut self) {
+        // Copies may still write to and read from the host memory.
+        #[cfg(feature = "cuda")]
+        if let Some(on) = &self.gpu {
+            let marks = on.sets.iter().filter_map(|s| s.moved.as_ref()).chain(on.saved.as_ref());
+            marks.for_each(|m| {
+                let _ = m.sync();
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_saved_comes_back_in_reverse_bit_for_bit() {
+        let _ = shim::init();
+        let mut kept = Boundaries::kept();
+        let mut away = Boundaries::offloaded(3, 2, 4 * 5 * 7).unwrap();
+        let inputs = |k: i64| {
+            let x = Tensor::arange(35, (Kind::Float, Device::Cpu)) * k as f64 + 0.3;
+            vec![x.view([5, 7]), x.narrow(0, 0, 14).view([2, 7])]
+        };
+        for k in 0..3 {
+            kept.save(&inputs(k)).unwrap();
+            away.save(&inputs(k)).unwrap();
+        }
+        away.prefetch().unwrap();
+        for k in (0..3).rev() {
+            let (a, b) = (kept.take().unwrap(), away.take().unwrap());
+            assert!(a.iter().zip(&b).zip(&inputs(k)).all(|((a, b), x)| a == b && a == x));
+        }
+        assert_eq!(away.moved(), (Bytes(3 * 4 * 49), Bytes(3 * 4 * 49)));
+        assert_eq!(kept.moved(), (Bytes::ZERO, Bytes::ZERO));
+    }
+}

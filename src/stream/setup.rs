@@ -1,0 +1,230 @@
+//! From a placement to slots, host memory and a lane: everything the streamer works with, made once.
+
+use super::cpu::CpuLane;
+use super::lane::Lane;
+use super::ring::{Ring, chunk_limit};
+use crate::checkpoint::{Checkpoint, Part};
+use crate::error::{Error, Result};
+use crate::event::TierName;
+use crate::plan::schedule::{Habit, Slots, head_rows};
+use crate::store::layout::SlotKind;
+use crate::store::{HostMemory, Reader, SegmentLayout};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How to stream a checkpoint: the plan's placement, and where to.
+#[derive(Clone, Debug)]
+pub struct StreamSetup {
+    /// Tier of each block.
+    pub tiers: Vec<TierName>,
+    /// Ring slots for attention parts, and for the parts of the feed-forward and pieces of the head.
+    pub ring: [usize; 2],
+    /// Visits fetched ahead of the one computing.
+    pub prefetch_ahead: usize,
+    /// How visits use parts.
+    pub habit: Habit,
+    /// Where the head waits when it streams; `None`: it stays on the device and is not the streamer's.
+    pub head: Option<TierName>,
+    /// Host memory that disk reads go through, bytes.
+    pub ring_bytes: u64,
+    /// Go on with pageable memory when pinning fails.
+    pub allow_pageable: bool,
+    /// Added to every copy on CPU (tests of ordering; zero otherwise).
+    pub copy_delay: Duration,
+    /// GPU to stream to; `None` = CPU.
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<std::sync::Arc<crate::device::cuda::Gpu>>,
+}
+
+impl StreamSetup {
+    /// A CPU stream with a ring of `ring` whole blocks, without test delays.
+    #[must_use]
+    pub fn cpu(tiers: Vec<TierName>, ring: usize, prefetch_ahead: usize) -> StreamSetup {
+        StreamSetup {
+            tiers,
+            ring: [ring, ring * FEED_FORWARD],
+            prefetch_ahead,
+            habit: Habit { micro: 1, ..Habit::default() },
+            head: None,
+            ring_bytes: 64 << 20,
+            allow_pageable: false,
+            copy_delay: Duration::ZERO,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+        }
+    }
+}
+
+/// Parts of a block that share the second class of slots.
+const FEED_FORWARD: usize = Part::ALL.len() - 1;
+/// A copy must not straddle two pinned pieces.
+const PIN_PIECE: u64 = 64 << 30;
+
+/// What [`StreamSetup::build`] makes.
+pub(super) struct Parts {
+    pub layouts: Vec<SegmentLayout>,
+    /// Tier of each segment.
+    pub tiers: Vec<TierName>,
+    pub slots: Slots,
+    pub lane: Box<dyn Lane>,
+    pub ram: HostMemory,
+    /// Place of each segment of the RAM tier.
+    pub ram_at: Vec<u64>,
+    pub ring: Ring,
+    pub pinned: bool,
+}
+
+impl StreamSetup {
+    fn kind(&self) -> SlotKind {
+        #[cfg(feature = "cuda")]
+        if self.gpu.is_some() {
+            return SlotKind::AsStored;
+        }
+        SlotKind::F32
+    }
+
+    /// Layouts and tiers of all segments: the parts of every block, then the pieces of a streamed head.
+    fn segments(&self, c: &Checkpoint) -> (Vec<SegmentLayout>, Vec<TierName>) {
+        let kind = self.kind();
+        let short = chunk_limit(self.ring_bytes);
+        let limit = |tier| if tier == TierName::Ram { u64::MAX / 2 } else { short };
+        let mut tiers: Vec<TierName> = self.tiers.iter().flat_map(|&t| [t; Part::ALL.len()]).collect();
+        let mut layouts: Vec<SegmentLayout> = (0..c.blocks.len())
+            .flat_map(|b| Part::ALL.map(|p| SegmentLayout::part(c, b, p, kind, limit(self.tiers[b]))))
+            .collect();
+        if let Some(tier) = self.head {
+            let t = c.head_tensor();
+            let row = t.elements() / t.shape[0].max(1) * kind.element(t.bytes / t.elements().max(1));
+            let slot = layouts.iter().skip(1).step_by(Part::ALL.len()).map(|l| l.slot_len).max().unwrap_or(0);
+            let rows = head_rows(slot, row);
+            for first in (0..t.shape[0]).step_by(rows as usize) {
+                layouts.push(SegmentLayout::head(c, first, rows.min(t.shape[0] - first), kind, limit(tier)));
+                tiers.push(tier);
+            }
+        }
+        (layouts, tiers)
+    }
+
+    /// Makes everything and loads the RAM tier.
+    ///
+    /// # Errors
+    /// A file can't be read, memory can't be had or pinned, the slots can't hold what a visit takes.
+    pub(super) fn build(
+        &self,
+        checkpoint: &Checkpoint,
+        reader: &Reader,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Parts> {
+        let n = checkpoint.blocks.len();
+        assert_eq!(self.tiers.len(), n, "one tier per block");
+        let (layouts, tiers) = self.segments(checkpoint);
+        let class_of: Vec<usize> =
+            (0..layouts.len()).map(|s| usize::from(s >= n * Part::ALL.len() || s % Part::ALL.len() > 0)).collect();
+        let fixed: Vec<bool> = tiers.iter().map(|t| *t == TierName::Vram).collect();
+        let slots = Slots { class_of, fixed, ring: self.ring.to_vec() };
+        self.check(&slots)?;
+        let class_len = |class: usize| {
+            layouts
+                .iter()
+                .zip(&slots.class_of)
+                .filter(|(_, c)| **c == class)
+                .map(|(l, _)| l.slot_len)
+                .max()
+                .unwrap_or(0)
+        };
+        let lens = [class_len(0), class_len(1)];
+        let lens: Vec<u64> = slots.classes().iter().map(|c| lens[*c]).collect();
+        let lane: Box<dyn Lane> = {
+            #[cfg(feature = "cuda")]
+            match &self.gpu {
+                Some(g) => Box::new(super::cuda::CudaLane::new(g.clone(), &lens)?),
+                None => Box::new(CpuLane::new(&lens, self.copy_delay)?),
+            }
+            #[cfg(not(feature = "cuda"))]
+            Box::new(CpuLane::new(&lens, self.copy_delay)?)
+        };
+
+        let mut ram_at = vec![0; layouts.len()];
+        let mut ram_len = 0;
+        for (s, l) in layouts.iter().enumerate().filter(|(s, _)| tiers[*s] == TierName::Ram) {
+            if l.host_len > 0 && ram_len / PIN_PIECE != (ram_len + l.host_len - 1) / PIN_PIECE {
+                ram_len = ram_len.div_ceil(PIN_PIECE) * PIN_PIECE;
+            }
+            ram_at[s] = ram_len;
+            ram_len += l.host_len;
+        }
+        let ring_bytes = if tiers.iter().all(|t| *t == TierName::Ram) { 0 } else { self.ring_bytes };
+        let mut ram = HostMemory::new(ram_len)?;
+        let mut ring = Ring::new(ring_bytes, chunk_limit(self.ring_bytes))?;
+        let pinned = self.pin(&mut [&mut ram, ring.memory()])?;
+        self.load(&layouts, &tiers, &ram, &ram_at, reader, &mut |done| progress(done, ram_len.max(1)))?;
+        Ok(Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned })
+    }
+
+    /// Whether the rings hold what a visit takes at once.
+    fn check(&self, slots: &Slots) -> Result<()> {
+        let streams = slots.fixed.iter().any(|f| !f);
+        let least = [1, if self.habit.split { 1 } else { FEED_FORWARD }];
+        if streams && (self.ring[0] < least[0] || self.ring[1] < least[1]) {
+            return Err(Error::infeasible(format!(
+                "{} and {} slots cannot hold the parts of a block that are used at once, {} and {}",
+                self.ring[0], self.ring[1], least[0], least[1]
+            )));
+        }
+        Ok(())
+    }
+
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "no GPU"))]
+    fn pin(&self, memories: &mut [&mut HostMemory]) -> Result<bool> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            for m in memories {
+                match m.pin(gpu) {
+                    Ok(()) => {}
+                    Err(_) if self.allow_pageable => return Ok(false),
+                    Err(e) => return Err(e),
+                }
+            }
+            return Ok(true);
+        }
+        let _ = memories;
+        Ok(false)
+    }
+
+    /// Fills the RAM tier.
+    fn load(
+        &self,
+        layouts: &[SegmentLayout],
+        tiers: &[TierName],
+        ram: &HostMemory,
+        ram_at: &[u64],
+        reader: &Reader,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        /// One request to the reader at most.
+        const PIECE: u64 = 32 << 20;
+        /// Requests in flight.
+        const DEPTH: usize = 4;
+        let mut done = 0;
+        let mut pending = VecDeque::new();
+        let mut wait = |(n, ticket): (u64, crate::store::ReadTicket)| {
+            ticket.wait()?;
+            done += n;
+            progress(done);
+            Ok::<_, Error>(())
+        };
+        for (s, l) in layouts.iter().enumerate().filter(|(s, _)| tiers[*s] == TierName::Ram) {
+            for c in &l.chunks {
+                for at in (0..c.len).step_by(PIECE as usize) {
+                    let len = PIECE.min(c.len - at);
+                    let ticket = reader.read_at(c.file, c.offset + at, len, ram.at(ram_at[s] + c.host + at))?;
+                    pending.push_back((len, ticket));
+                    if pending.len() > DEPTH {
+                        wait(pending.pop_front().expect("more than none"))?;
+                    }
+                }
+            }
+        }
+        pending.into_iter().try_for_each(wait)
+    }
+}

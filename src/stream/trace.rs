@@ -1,0 +1,113 @@
+//! Where a step's time went: for each visit, what it waited for and how long it computed.
+
+use super::lane::{Lane, LaneTimes, Stamp, Ticket};
+use crate::error::Result;
+use crate::event::{Phase, VisitTimes};
+use std::collections::VecDeque;
+
+/// What compute waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// The drive had not delivered yet when the copy was wanted.
+    Disk,
+    /// The copy was on its way.
+    Link,
+}
+
+struct Begun {
+    phase: Phase,
+    block: usize,
+    /// Of the program; `None` where nothing streams.
+    number: Option<u64>,
+    stamp: Stamp,
+}
+
+struct Copying {
+    ticket: Ticket,
+    visit: u64,
+    bytes: u64,
+    from_disk: bool,
+}
+
+/// The times of one step.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimes {
+    /// Each visit, in order.
+    pub visits: Vec<VisitTimes>,
+    /// Seconds copies spent moving bytes.
+    pub h2d_s: f64,
+    /// Seconds compute waited for weights.
+    pub stall_s: f64,
+    /// Seconds the copy queue waited for a slot's last reader.
+    pub evict_wait_s: f64,
+}
+
+/// Collects marks during a step and turns them into times at its end.
+#[derive(Default)]
+pub(super) struct Trace {
+    visits: Vec<Begun>,
+    waits: Vec<(usize, Stamp, Stamp, Cause)>,
+    copying: VecDeque<Copying>,
+    /// Copies that ended, of visits not reported yet: `(visit, seconds, waited, bytes, from disk)`.
+    ended: Vec<(u64, f64, f64, u64, bool)>,
+}
+
+impl Trace {
+    pub(super) fn begin(&mut self, phase: Phase, block: usize, number: Option<u64>, lane: &mut dyn Lane) -> Result<()> {
+        self.visits.push(Begun { phase, block, number, stamp: lane.stamp()? });
+        Ok(())
+    }
+
+    pub(super) fn waited(&mut self, before: Stamp, after: Stamp, cause: Cause) {
+        if let Some(visit) = self.visits.len().checked_sub(1) {
+            self.waits.push((visit, before, after, cause));
+        }
+    }
+
+    pub(super) fn copying(&mut self, ticket: Ticket, visit: u64, bytes: u64, from_disk: bool) {
+        self.copying.push_back(Copying { ticket, visit, bytes, from_disk });
+    }
+
+    /// The step's times; it ends now.
+    pub(super) fn take(&mut self, lane: &mut dyn Lane) -> Result<StepTimes> {
+        let end = if self.visits.is_empty() { None } else { Some(lane.stamp()?) };
+        let LaneTimes { stamps, copies } = lane.take_times()?;
+        let mut out = StepTimes::default();
+        for (ticket, seconds, waited) in copies {
+            out.h2d_s += seconds;
+            out.evict_wait_s += waited;
+            // Tickets end in the order they were given.
+            while let Some(c) = self.copying.pop_front() {
+                if c.ticket == ticket {
+                    self.ended.push((c.visit, seconds, waited, c.bytes, c.from_disk));
+                    break;
+                }
+            }
+        }
+        let until = |i: usize| self.visits.get(i + 1).map(|v| v.stamp).or(end);
+        for (i, v) in self.visits.iter().enumerate() {
+            let whole = until(i).map_or(0.0, |e| stamps[e] - stamps[v.stamp]);
+            let mut t = VisitTimes { phase: v.phase, block: v.block, ..VisitTimes::default() };
+            for &(_, before, after, cause) in self.waits.iter().filter(|w| w.0 == i) {
+                let s = stamps[after] - stamps[before];
+                match cause {
+                    Cause::Disk => t.wait_disk_s += s,
+                    Cause::Link => t.wait_link_s += s,
+                }
+            }
+            t.compute_s = (whole - t.wait_disk_s - t.wait_link_s).max(0.0);
+            for &(_, seconds, _, bytes, from_disk) in self.ended.iter().filter(|e| Some(e.0) == v.number) {
+                t.copy_s += seconds;
+                t.h2d += bytes;
+                t.disk += if from_disk { bytes } else { 0 };
+            }
+            out.stall_s += t.wait_disk_s + t.wait_link_s;
+            out.visits.push(t);
+        }
+        let newest = self.visits.iter().filter_map(|v| v.number).max();
+        self.ended.retain(|e| Some(e.0) > newest);
+        self.visits.clear();
+        self.waits.clear();
+        Ok(out)
+    }
+}
