@@ -1,95 +1,86 @@
-//! Which blocks are loaded in one optimizer step, in the steady state, and how many bytes that moves.
-//!
-//! The walk is `0 … n-1` forward, then `n-1 … lowest` backward, and again. The ring gives up the block visited longest
-//! ago, so it saves its own length at each turn: with every block trained, 2(n - resident - slots) loads.
+//! What one optimizer step moves in the steady state, sweep by sweep: the schedule's loads, in bytes.
 
-use super::shape::Model;
+use super::fit::Fit;
+use super::schedule::{Habit, PARTS, Slots, steady};
+use super::shape::{Job, Model};
 use super::types::PerStep;
 use crate::event::TierName;
 use crate::units::Bytes;
 
-/// Blocks loaded in a step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Bytes of one sweep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// Read from disk.
+    pub disk: Bytes,
+    /// Host to device.
+    pub h2d: Bytes,
+    /// Device to host.
+    pub d2h: Bytes,
+}
+
+/// Loads of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loads {
-    /// In the forward sweep, in order.
-    pub forward: Vec<usize>,
-    /// In the backward sweep, in order.
-    pub backward: Vec<usize>,
+    /// Up.
+    pub forward: Sweep,
+    /// A streamed head.
+    pub head: Sweep,
+    /// Down.
+    pub backward: Sweep,
+    /// Parts of blocks and pieces of the head.
+    pub count: usize,
 }
 
-/// Simulates steps until they repeat and returns the loads of one.
-pub fn loads(tiers: &[TierName], lowest: usize, slots: usize) -> Loads {
-    let n = tiers.len();
-    let walk: Vec<usize> = (0..n).chain((lowest..n).rev()).collect();
-    // Least recently visited first.
-    let mut ring: Vec<usize> = Vec::new();
-    let mut last = Loads::default();
-    // The ring's contents at a step's end depend on its beginning only through one step: three steps are steady.
-    for _ in 0..3 {
-        last = Loads::default();
-        for (p, &b) in walk.iter().enumerate() {
-            if tiers[b] == TierName::Vram {
-                continue;
-            }
-            if let Some(at) = ring.iter().position(|x| *x == b) {
-                ring.remove(at);
-            } else {
-                if ring.len() >= slots && !ring.is_empty() {
-                    ring.remove(0);
-                }
-                if p < n { last.forward.push(b) } else { last.backward.push(b) }
-            }
-            ring.push(b);
+/// Slots and habit as the streamer will have them.
+pub fn slots(m: &Model, job: &Job, fit: &Fit) -> (Slots, Habit, usize) {
+    let n = m.blocks.len();
+    let pieces = if fit.stream.head.is_some() { m.vocab.div_ceil(m.head_rows()) as usize } else { 0 };
+    let segments = n * PARTS + pieces;
+    let slots = Slots {
+        class_of: (0..segments).map(|s| usize::from(s >= n * PARTS || s % PARTS > 0)).collect(),
+        fixed: (0..segments).map(|s| s < n * PARTS && fit.tiers[s / PARTS] == TierName::Vram).collect(),
+        ring: fit.stream.ring.to_vec(),
+    };
+    (slots, habit(job.micro as usize, &fit.stream), pieces)
+}
+
+/// How visits use parts.
+pub fn habit(micro: usize, stream: &super::types::StreamPlan) -> Habit {
+    Habit { several: micro > 1, tiled: stream.mlp_chunk > 0, split: stream.split, micro }
+}
+
+/// Loads of one step. Independent of the number of micro-batches: they all run inside one visit.
+pub fn loads(m: &Model, job: &Job, fit: &Fit) -> Loads {
+    let n = m.blocks.len();
+    let (slots, habit, pieces) = slots(m, job, fit);
+    let piece = Bytes(m.head_stored().0.div_ceil(pieces.max(1) as u64));
+    let bytes = |s: usize| if s < n * PARTS { m.blocks[s / PARTS].parts[s % PARTS] } else { piece };
+    let tier = |s: usize| if s < n * PARTS { Some(fit.tiers[s / PARTS]) } else { fit.stream.head };
+    let found = steady(&slots, habit, n, job.lowest, pieces);
+    let sweep = |segments: &[usize]| Sweep {
+        disk: segments.iter().filter(|s| tier(**s) == Some(TierName::Disk)).map(|s| bytes(*s)).sum(),
+        h2d: segments.iter().map(|s| bytes(*s)).sum(),
+        d2h: Bytes::ZERO,
+    };
+    let [forward, head, backward] = found.each_ref().map(|s| sweep(s));
+    let mut loads = Loads { forward, head, backward, count: found.iter().map(Vec::len).sum() };
+    if fit.stream.offload {
+        let inputs = Bytes(job.tokens() * m.hidden * m.elem * (n - job.lowest) as u64);
+        loads.forward.d2h += inputs;
+        loads.backward.h2d += inputs;
+    }
+    loads
+}
+
+impl Loads {
+    /// Bytes of the whole step.
+    pub fn per_step(&self) -> PerStep {
+        let all = [self.forward, self.head, self.backward];
+        PerStep {
+            disk_read: all.iter().map(|s| s.disk).sum(),
+            h2d: all.iter().map(|s| s.h2d).sum(),
+            d2h: all.iter().map(|s| s.d2h).sum(),
+            written: Bytes::ZERO,
         }
-    }
-    last
-}
-
-/// Bytes of `blocks`, as stored.
-pub fn bytes_of(model: &Model, blocks: &[usize]) -> Bytes {
-    blocks.iter().map(|b| model.blocks[*b].stored).sum()
-}
-
-/// Those of `blocks` that come from disk.
-pub fn from_disk(tiers: &[TierName], blocks: &[usize]) -> Vec<usize> {
-    blocks.iter().copied().filter(|b| tiers[*b] == TierName::Disk).collect()
-}
-
-/// Weight bytes of one step. Independent of the number of micro-batches: they all run inside one visit.
-pub fn per_step(model: &Model, tiers: &[TierName], loads: &Loads) -> PerStep {
-    let sweep = |blocks: &[usize]| (bytes_of(model, blocks), bytes_of(model, &from_disk(tiers, blocks)));
-    let (f, b) = (sweep(&loads.forward), sweep(&loads.backward));
-    PerStep { disk_read: f.1 + b.1, h2d: f.0 + b.0, d2h: Bytes::ZERO, written: Bytes::ZERO }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use TierName::{Disk, Ram, Vram};
-
-    #[test]
-    fn the_ring_saves_its_length_at_both_turns() {
-        for (n, slots) in [(32, 2), (32, 3), (16, 4), (8, 1), (4, 4), (3, 5)] {
-            let l = loads(&vec![Ram; n], 0, slots);
-            assert_eq!(l.forward.len() + l.backward.len(), 2 * n.saturating_sub(slots), "{n} {slots}");
-        }
-    }
-
-    #[test]
-    fn residents_are_never_loaded() {
-        let tiers: Vec<TierName> = (0..16).map(|i| if i % 2 == 0 { Vram } else { Disk }).collect();
-        let l = loads(&tiers, 0, 2);
-        assert_eq!(l.forward.len() + l.backward.len(), 2 * (8 - 2));
-        assert!(l.forward.iter().chain(&l.backward).all(|b| tiers[*b] == Disk));
-        assert_eq!(loads(&[Vram; 4], 0, 0), Loads::default());
-    }
-
-    #[test]
-    fn blocks_below_the_lowest_trainable_are_loaded_once() {
-        let l = loads(&[Disk; 32], 16, 2);
-        let once = |b: &usize| l.forward.iter().chain(&l.backward).filter(|x| *x == b).count();
-        assert!((0..16).all(|b| once(&b) == 1));
-        // 16 below once, 16 above twice, less the top turn's two; nothing survives the way back to block 0.
-        assert_eq!(l.forward.len() + l.backward.len(), 16 + 32 - 2);
     }
 }

@@ -1,22 +1,26 @@
 //! Fits blocks into tiers: as many on the device as the budget holds beside the ring, as many of the rest in host
-//! memory, the others on disk. Where nothing fits it says what is missing.
+//! memory, the others on disk. Where that doesn't fit it is thriftier, step by step; where nothing fits it says what is
+//! missing.
 
-use super::memory::{self, Terms};
+use super::memory::{self, Terms, Thrift};
 use super::placement::place;
+use super::schedule::PARTS;
 use super::shape::{Job, Model};
-use super::types::VramPlan;
+use super::types::{StreamPlan, VramPlan};
 use crate::config::{Resident, RunConfig};
 use crate::device::Machine;
 use crate::event::TierName;
 use crate::units::{Bytes, GIB};
 
 /// What fits where.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Fit {
     /// Tier of each block.
     pub tiers: Vec<TierName>,
-    /// Device ring slots.
+    /// Device ring slots, in whole blocks.
     pub slots: usize,
+    /// The streamer's set-up.
+    pub stream: StreamPlan,
     /// Device memory; empty on a CPU machine.
     pub vram: VramPlan,
     /// Host memory.
@@ -30,7 +34,7 @@ pub struct Fit {
 }
 
 /// A limit and its source.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
     /// Bytes.
     pub bytes: Bytes,
@@ -45,6 +49,7 @@ struct Room<'a> {
     config: &'a RunConfig,
     /// Ring slots wished for.
     slots: usize,
+    thrift: Thrift,
     device_fixed: Terms,
     host_fixed: Terms,
     /// All of device memory the plan may use; `None` = the device is the host's memory.
@@ -60,48 +65,64 @@ struct Room<'a> {
 struct Split {
     tiers: Vec<TierName>,
     slots: usize,
+    /// Slots by class.
+    ring: [usize; 2],
+    /// Host ring for disk reads.
+    host_ring: Bytes,
     device: Terms,
     host: Terms,
 }
+
+/// Most a plan takes for reads on their way: more does not make a drive faster.
+const RING_MOST: Bytes = Bytes(2 * GIB);
+/// What it takes before it gives blocks a place in host memory.
+const RING_WISHED: Bytes = Bytes(256 << 20);
+/// For blocks that are read once, at the start.
+const RING_ONCE: Bytes = Bytes(128 << 20);
+/// Below this there is no room for two chunks and the reads between them.
+const RING_LEAST: Bytes = Bytes(1 << 20);
 
 /// Free host memory kept for everything else on the machine.
 fn reserve(available: Bytes) -> Bytes {
     Bytes((available.0 / 8).min(GIB))
 }
 
+/// Ways to spare device memory that the config leaves open, the fastest first.
+fn thrifts(config: &RunConfig, on_device: bool) -> Vec<Thrift> {
+    let s = &config.stream;
+    let choices = |value: &str, always: &str| match value {
+        "auto" if on_device => vec![false, true],
+        "auto" => vec![false],
+        v => vec![v == always],
+    };
+    let mut all = Vec::new();
+    for stream_head in choices(&s.head, "stream") {
+        for offload in choices(&s.activation_offload, "on") {
+            all.push(Thrift { stream_head, offload, mlp_chunk: s.mlp_chunk as u64 });
+        }
+    }
+    all
+}
+
 /// Fits `m` for `job` on `machine`.
 pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
-    let room = Room::new(m, job, machine, config);
-    let fixed = room.fixed_problems();
-    let found = if fixed.is_empty() { room.search() } else { None };
-    let mut problems = fixed;
-    let (split, mut notes) = match found {
-        Some(found) => found,
-        None => {
-            if problems.is_empty() {
-                problems.push(room.why_not());
-            }
-            (room.split(0, room.slots.min(m.blocks.len()), 0), Vec::new())
+    let mut last = None;
+    for thrift in thrifts(config, machine.gpu.is_some()) {
+        let room = Room::new(m, job, machine, config, thrift);
+        let fit = room.fit();
+        if fit.problems.is_empty() {
+            return fit;
         }
-    };
-    let on_disk = split.tiers.iter().filter(|t| **t == TierName::Disk).count();
-    if config.stream.tier == "ram" && on_disk > 0 && problems.is_empty() {
-        problems.push(format!(
-            "stream.tier = ram, but {on_disk} blocks find no place in the {} that {} allows for weights",
-            room.weights.bytes, room.weights.source
-        ));
+        last = Some(fit);
     }
-    if room.integrated {
-        notes.push("integrated/shared memory: device and host needs are added into one budget".into());
-    }
-    room.finish(split, problems, notes)
+    last.expect("there is always one way to try")
 }
 
 impl<'a> Room<'a> {
-    fn new(m: &'a Model, job: &'a Job, machine: &Machine, config: &'a RunConfig) -> Room<'a> {
+    fn new(m: &'a Model, job: &'a Job, machine: &Machine, config: &'a RunConfig, thrift: Thrift) -> Room<'a> {
         let gpu = machine.gpu.as_ref();
-        let host_fixed = memory::host_terms(m);
-        let device_fixed = memory::device_terms(m, job, gpu.is_none());
+        let host_fixed = memory::host_terms(m, job, thrift);
+        let device_fixed = memory::device_terms(m, job, gpu.is_none(), thrift);
         let available = machine.ram.available;
         let mut host = available.saturating_sub(reserve(available));
         let source = if machine.ram.limited_by == "cgroup" { "the cgroup's limit" } else { "free host memory" };
@@ -132,7 +153,33 @@ impl<'a> Room<'a> {
             weights = Limit { bytes: asked, source: "stream.host_budget".into() };
         }
         let slots = config.stream.ring_slots().max(1);
-        Room { m, job, config, slots, device_fixed, host_fixed, device, host, weights, integrated }
+        Room { m, job, config, slots, thrift, device_fixed, host_fixed, device, host, weights, integrated }
+    }
+
+    fn fit(self) -> Fit {
+        let fixed = self.fixed_problems();
+        let found = if fixed.is_empty() { self.search() } else { None };
+        let mut problems = fixed;
+        let (split, mut notes) = match found {
+            Some(found) => found,
+            None => {
+                if problems.is_empty() {
+                    problems.push(self.why_not());
+                }
+                (self.split(0, self.slots.min(self.m.blocks.len()), 0), Vec::new())
+            }
+        };
+        let on_disk = split.tiers.iter().filter(|t| **t == TierName::Disk).count();
+        if self.config.stream.tier == "ram" && on_disk > 0 && problems.is_empty() {
+            problems.push(format!(
+                "stream.tier = ram, but {on_disk} blocks find no place in the {} that {} allows for weights",
+                self.weights.bytes, self.weights.source
+            ));
+        }
+        if self.integrated {
+            notes.push("integrated/shared memory: device and host needs are added into one budget".into());
+        }
+        self.finish(split, problems, notes)
     }
 
     /// Terms that no split can help.
@@ -184,10 +231,12 @@ impl<'a> Room<'a> {
         if self.config.stream.slots > 0 {
             return None;
         }
-        (1..self.slots.min(n)).rev().filter(|s| self.device_fits(0, *s)).find_map(|slots| {
+        let shorter = (1..self.slots.min(n)).rev().filter(|s| self.device_fits(0, *s)).find_map(|slots| {
             let note = format!("the ring is cut from {} to {slots} slots to fit", self.slots);
             Some((self.fill_host(0, slots)?, vec![note]))
-        })
+        });
+        // A block that doesn't fit whole can still pass part by part.
+        shorter.or_else(|| self.device_fits(0, 0).then(|| Some((self.fill_host(0, 0)?, Vec::new())))?)
     }
 
     fn device_fits(&self, resident: usize, slots: usize) -> bool {
@@ -200,12 +249,7 @@ impl<'a> Room<'a> {
     fn fill_host(&self, resident: usize, slots: usize) -> Option<Split> {
         let streamed = self.m.blocks.len() - resident;
         let most = if self.config.stream.tier == "disk" { 0 } else { streamed };
-        let fits = |ram: usize| Some(self.split(resident, slots, ram)).filter(|s| self.host_fits(s));
-        // Where neither the bare ring nor a full tier fits, nothing between does: it has part of both.
-        if fits(0).is_none() && fits(streamed).is_none() {
-            return None;
-        }
-        (0..=most).rev().find_map(fits)
+        (0..=most).rev().map(|ram| self.split(resident, slots, ram)).find(|s| self.host_fits(s))
     }
 
     fn host_fits(&self, s: &Split) -> bool {
@@ -221,31 +265,54 @@ impl<'a> Room<'a> {
         weights <= self.weights.bytes && memory::total(&s.host) <= self.host
     }
 
+    /// `slots` whole blocks in the ring; 0: one part of each kind.
     fn split(&self, resident: usize, slots: usize, ram: usize) -> Split {
         let n = self.m.blocks.len();
         let tiers = place(n, self.job.lowest, resident, ram, slots);
         let sum = |tier: TierName, of: fn(&super::shape::BlockShape) -> Bytes| -> Bytes {
             tiers.iter().zip(&self.m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| of(b)).sum()
         };
-        let residents = sum(TierName::Vram, |b| b.slot);
-        let ram_tier = sum(TierName::Ram, |b| b.host);
+        let [attention, feed_forward] = self.m.part_slots();
+        let streamed = n - resident;
+        let ring = match slots {
+            _ if streamed == 0 => [0, if self.thrift.stream_head { 2 } else { 0 }],
+            0 => [1, 1],
+            // One attention part more: the next block begins with it, and the link goes on while this one ends.
+            k => [k + usize::from(k < streamed), k * (PARTS - 1)],
+        };
+        let parts = PARTS as u64 - 1;
+        let residents = (attention + feed_forward * parts) * resident as u64;
+        let head_on_disk = self.thrift.stream_head && self.config.stream.tier == "disk";
+        let mut ram_tier = sum(TierName::Ram, |b| b.host);
+        if self.thrift.stream_head && !head_on_disk {
+            ram_tier += self.m.head_stored();
+        }
         let on_disk = tiers.iter().filter(|t| **t == TierName::Disk).count();
-        let buffers = (self.config.stream.prefetch_ahead + 1).min(on_disk);
-        let ring = self.m.host_buffer() * buffers as u64;
+        let wished = self.m.host_buffer() * (self.config.stream.prefetch_ahead + 1).min(on_disk.max(1)) as u64;
+        let left = self.weights.bytes.saturating_sub(ram_tier);
+        let ring_for = |wished: Bytes| wished.min(RING_MOST).min(left.max(RING_WISHED.min(wished)));
+        let host_ring = match (on_disk, self.config.stream.tier.as_str()) {
+            (0, _) if !head_on_disk && resident == 0 => Bytes::ZERO,
+            // Blocks that stay on the device come through it once.
+            (0, _) if !head_on_disk => RING_ONCE.min(left.max(RING_LEAST)),
+            // Nothing else wants the memory: what there is, down to the least.
+            _ if ram == 0 => wished.min(RING_MOST).min(left.max(RING_LEAST)),
+            _ => ring_for(wished),
+        };
         let (mut device, mut host) = (self.device_fixed.clone(), self.host_fixed.clone());
         let put = |terms: &mut Terms, name: &str, bytes: Bytes| {
             if bytes > Bytes::ZERO {
                 terms.insert(name.into(), bytes);
             }
         };
-        put(&mut device, "slots", self.m.slot() * slots as u64);
+        put(&mut device, "slots", attention * ring[0] as u64 + feed_forward * ring[1] as u64);
         put(&mut device, "resident_blocks", residents);
         put(&mut host, "ram_tier", ram_tier);
-        put(&mut host, "ring", ring);
+        put(&mut host, "ring", host_ring);
         if self.device.is_none() {
             host.append(&mut device);
         }
-        Split { tiers, slots, device, host }
+        Split { tiers, slots, ring, host_ring, device, host }
     }
 
     /// The reason no split fits although the fixed terms do.
@@ -266,8 +333,7 @@ impl<'a> Room<'a> {
                 )
             }
             _ => {
-                let buffers = (self.config.stream.prefetch_ahead + 1).min(self.m.blocks.len());
-                let mut need = self.m.host_buffer() * buffers as u64;
+                let mut need = RING_LEAST;
                 if self.device.is_none() {
                     need += slot * least.slots as u64;
                 }
@@ -283,9 +349,19 @@ impl<'a> Room<'a> {
     fn finish(self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
         let plan = |terms: Terms, budget: Bytes| VramPlan { total: memory::total(&terms), budget, terms };
         let budget = self.device.as_ref().map_or(Bytes::ZERO, |d| d.bytes);
+        let on_disk = self.config.stream.tier == "disk";
+        let stream = StreamPlan {
+            ring: split.ring,
+            head: self.thrift.stream_head.then_some(if on_disk { TierName::Disk } else { TierName::Ram }),
+            host_ring: split.host_ring,
+            offload: self.thrift.offload,
+            mlp_chunk: self.thrift.mlp_chunk as usize,
+            split: split.slots == 0 && split.ring[0] > 0,
+        };
         Fit {
             tiers: split.tiers,
             slots: split.slots,
+            stream,
             vram: plan(if self.device.is_some() { split.device } else { Terms::new() }, budget),
             host: plan(split.host, self.host),
             problems,

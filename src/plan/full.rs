@@ -3,10 +3,10 @@
 //! State per parameter: fp32 moments (8 bytes) and a split fp32 master whose upper half is the bf16 weight (4 bytes).
 //! A step reads the weight forward, weight and state backward, and writes the state back inside the same visit.
 
-use super::memory::{self, Terms};
+use super::memory::{self, Terms, Thrift};
 use super::shape::Job;
 use super::time;
-use super::types::{ModePlan, PerStep, Verdict, VramPlan};
+use super::types::{ModePlan, PerStep, StreamPlan, Verdict, VramPlan};
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
 use super::wear::{FULL_READ, FULL_WRITTEN, wear};
 use crate::event::TierName;
@@ -33,7 +33,8 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
     let shared = if gpu.is_some_and(|g| g.integrated) { memory::total(&on_device) } else { Bytes::ZERO };
     let host_room = usable.saturating_sub(shared);
     let host_of = |in_host: bool| {
-        let mut terms = Terms::from([("process".to_string(), memory::host_terms(m)["process"])]);
+        let mut terms =
+            Terms::from([("process".to_string(), memory::host_terms(m, &job, Thrift::default())["process"])]);
         if in_host {
             terms.insert("weights_and_state".into(), Bytes(m.params * IN_HOST));
         } else {
@@ -94,6 +95,7 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
         placement: placement(m, &tiers),
         ring_slots: slots,
         residency: slots,
+        stream: StreamPlan::default(),
         lowest_trainable: 0,
         candidates: Vec::new(),
         command: String::new(),
@@ -104,7 +106,7 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
 fn device(x: &Inputs<'_>, job: &Job, slots: usize) -> Terms {
     let m = x.model;
     let largest = m.blocks.iter().map(|b| b.gemm).max().unwrap_or(0);
-    let mut terms = memory::device_terms(m, job, x.machine.gpu.is_none());
+    let mut terms = memory::device_terms(m, job, x.machine.gpu.is_none(), Thrift::default());
     terms.remove("adapters");
     terms.insert("slots".into(), Bytes(largest * FULL_WRITTEN * slots as u64));
     terms.insert("gradients".into(), Bytes((largest + m.vocab * m.hidden) * GRADIENT));

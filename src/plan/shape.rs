@@ -1,6 +1,7 @@
 //! What the planner needs of a checkpoint and a config, as plain numbers.
 
-use crate::checkpoint::{Checkpoint, Dtype, Role};
+use super::schedule::PARTS;
+use crate::checkpoint::{Checkpoint, Dtype, Part, Role};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::units::Bytes;
@@ -17,8 +18,12 @@ pub struct BlockShape {
     pub stored: Bytes,
     /// Bytes of a device slot that holds it, tensors aligned, in the compute type.
     pub slot: Bytes,
-    /// Bytes of a host buffer that holds the aligned superset of its runs.
+    /// Bytes of a host buffer that holds the aligned supersets of its parts.
     pub host: Bytes,
+    /// Bytes as stored of each part.
+    pub parts: [Bytes; PARTS],
+    /// Device slots of an attention part, and of the largest part of the feed-forward.
+    pub slots: [Bytes; 2],
     /// Elements of its weight matrices: what GEMMs multiply by.
     pub gemm: u64,
 }
@@ -80,6 +85,9 @@ impl Model {
             .map(|b| {
                 let block = &c.blocks[b];
                 let tensors = || block.tensors.iter().map(|t| &c.tensors[t.tensor]);
+                let of = |part: Part| {
+                    block.tensors.iter().filter(move |t| t.role.part() == part).map(|t| &c.tensors[t.tensor])
+                };
                 let in_slot = |t: &crate::checkpoint::TensorInfo| {
                     let bytes = if t.dtype.is_trainable() { t.elements() * elem } else { t.bytes };
                     Bytes(bytes).align_up(SLOT_ALIGN)
@@ -87,7 +95,15 @@ impl Model {
                 BlockShape {
                     stored: block.bytes,
                     slot: tensors().map(in_slot).sum(),
-                    host: superset(tensors().map(|t| (t.file, t.offset, t.bytes)).collect()),
+                    host: Part::ALL
+                        .map(|p| superset(of(p).map(|t| (t.file, t.offset, t.bytes)).collect()))
+                        .into_iter()
+                        .sum(),
+                    parts: Part::ALL.map(|p| of(p).map(|t| Bytes(t.bytes)).sum()),
+                    slots: {
+                        let slot = |p: Part| -> Bytes { of(p).map(in_slot).sum() };
+                        [slot(Part::Attention), Part::ALL[1..].iter().map(|p| slot(*p)).max().unwrap_or(Bytes::ZERO)]
+                    },
                     gemm: tensors().filter(|t| t.shape.len() == 2).map(crate::checkpoint::TensorInfo::elements).sum(),
                 }
             })
@@ -127,6 +143,9 @@ impl Model {
         for b in &mut m.blocks {
             let rest = b.stored.0.saturating_sub(b.gemm * self.elem);
             let bytes = Bytes((b.gemm as f64 * per_weight).ceil() as u64 + rest);
+            let share = |part: Bytes| Bytes((part.0 as f64 * bytes.0 as f64 / b.stored.0.max(1) as f64).ceil() as u64);
+            b.parts = b.parts.map(share);
+            b.slots = b.slots.map(|s| share(s).align_up(SLOT_ALIGN));
             (b.stored, b.slot, b.host) = (bytes, bytes.align_up(SLOT_ALIGN), bytes.align_up(SECTOR));
         }
         m.unpack = self.blocks.iter().map(|b| Bytes(b.gemm * self.elem)).max().unwrap_or(Bytes::ZERO);
@@ -137,9 +156,26 @@ impl Model {
     pub fn block_bytes(&self) -> Bytes {
         self.blocks.iter().map(|b| b.stored).sum()
     }
-    /// Largest device slot.
+    /// Device slots of an attention part and of a part of the feed-forward: the largest of all blocks.
+    pub fn part_slots(&self) -> [Bytes; 2] {
+        [0, 1].map(|class| self.blocks.iter().map(|b| b.slots[class]).max().unwrap_or(Bytes::ZERO))
+    }
+    /// Slots of one whole block.
     pub fn slot(&self) -> Bytes {
-        self.blocks.iter().map(|b| b.slot).max().unwrap_or(Bytes::ZERO)
+        let [attention, feed_forward] = self.part_slots();
+        attention + feed_forward * (PARTS as u64 - 1)
+    }
+    /// Bytes of a row of the head on the device.
+    pub fn head_row(&self) -> u64 {
+        self.hidden * self.elem
+    }
+    /// Rows of the head in one piece when it streams.
+    pub fn head_rows(&self) -> u64 {
+        super::schedule::head_rows(self.part_slots()[1].0, self.head_row()).min(self.vocab)
+    }
+    /// Bytes of the head as stored (the embedding's when tied).
+    pub fn head_stored(&self) -> Bytes {
+        if self.tied { self.embed } else { self.head }
     }
     /// Largest host buffer.
     pub fn host_buffer(&self) -> Bytes {
@@ -256,6 +292,14 @@ impl Job {
     pub fn tokens(&self) -> u64 {
         self.micro_tokens().saturating_mul(self.micro)
     }
+    /// Bytes per token of dropped-out adapter inputs: the widest one and its mask.
+    pub fn targets_dropped(&self, m: &Model) -> u64 {
+        if !self.dropout {
+            return 0;
+        }
+        // The mask is hashed in 64-bit integers, three of them at a time, where no kernel is fused.
+        self.targets.iter().map(|t| m.projection(t).1 * (m.elem + 24)).max().unwrap_or(0)
+    }
     /// Adapter parameters of one block.
     pub fn adapter_params(&self, m: &Model) -> u64 {
         self.targets.iter().map(|t| m.projection(t)).map(|(out, inp)| self.r.saturating_mul(out + inp)).sum()
@@ -304,7 +348,7 @@ mod tests {
         grow_block(&mut c, 2, 1 << 20);
         let m = Model::of(&c, false);
         assert_eq!(m.heaviest, ("model.layers.2.ple.weight".to_string(), Bytes(1 << 20)));
-        assert_eq!(m.slot(), m.blocks[2].slot);
+        assert!(m.slot() >= m.blocks[2].slot, "its part decides the class of slots");
     }
 
     #[test]

@@ -4,11 +4,10 @@
 //! that overlap inside a sweep. The low end is that bound at the machine's rates; the high end lets each queue run
 //! slower by its margin and adds a launch cost per visit.
 
-use super::cost::{Loads, bytes_of, from_disk};
+use super::cost::{self, Loads};
 use super::shape::{Job, Model};
 use super::types::SecondsRange;
 use crate::device::Machine;
-use crate::event::TierName;
 
 /// A drive's sustained rate against its rated one.
 const DISK_MARGIN: f64 = 1.3;
@@ -31,7 +30,7 @@ pub fn margins() -> String {
 }
 
 /// The forecast of one LoRA step.
-pub fn forecast(m: &Model, job: &Job, machine: &Machine, tiers: &[TierName], loads: &Loads) -> SecondsRange {
+pub fn forecast(m: &Model, job: &Job, machine: &Machine, loads: &Loads) -> SecondsRange {
     let (link, flops) = match &machine.gpu {
         Some(g) => (g.h2d, g.flops),
         None => (CPU_UPCAST, machine.cpu_flops),
@@ -40,12 +39,15 @@ pub fn forecast(m: &Model, job: &Job, machine: &Machine, tiers: &[TierName], loa
         if amount == 0.0 { 0.0 } else { amount / per_second.max(1.0) }
     };
     let compute = work(m, job);
-    let sweep = |blocks: &[usize], work: f64| Sweep {
-        disk: rate(bytes_of(m, &from_disk(tiers, blocks)).0 as f64, machine.disk.read),
-        link: rate(bytes_of(m, blocks).0 as f64, link),
+    let sweep = |moved: &[&cost::Sweep], work: f64| Sweep {
+        disk: rate(moved.iter().map(|s| s.disk.0 as f64).sum(), machine.disk.read),
+        link: rate(moved.iter().map(|s| s.h2d.0 as f64).sum(), link),
         compute: rate(work, flops),
     };
-    let sweeps = [sweep(&loads.forward, compute.forward), sweep(&loads.backward, compute.backward + compute.head)];
+    let sweeps = [
+        sweep(&[&loads.forward], compute.forward),
+        sweep(&[&loads.head, &loads.backward], compute.backward + compute.head),
+    ];
     let low = sweeps.iter().map(|s| s.bound(1.0, 1.0, 1.0)).sum();
     let visits = (2 * m.blocks.len() - job.lowest) as f64;
     let high = sweeps.iter().map(|s| s.bound(DISK_MARGIN, LINK_MARGIN, COMPUTE_MARGIN)).sum::<f64>()
@@ -122,8 +124,11 @@ mod tests {
     use super::*;
     use crate::checkpoint::Dtype;
     use crate::config::RunConfig;
+    use crate::event::TierName;
     use crate::plan::cost::loads;
+    use crate::plan::fit::Fit;
     use crate::plan::testing::{LLAMA3_8B, checkpoint};
+    use crate::plan::types::StreamPlan;
 
     fn h200(length: usize, tier: TierName) -> SecondsRange {
         let machine = crate::device::profile::parse(include_str!("../../profiles/h200.toml"), "h200.toml").unwrap();
@@ -131,8 +136,10 @@ mod tests {
         config.data.max_length = length;
         let c = checkpoint(LLAMA3_8B, Dtype::BF16);
         let (m, job) = (Model::of(&c, false), Job::of(&config, &c).unwrap());
-        let tiers = vec![tier; 32];
-        forecast(&m, &job, &machine, &tiers, &loads(&tiers, 0, if tier == TierName::Vram { 0 } else { 2 }))
+        let ring = if tier == TierName::Vram { [0, 0] } else { [2, 6] };
+        let stream = StreamPlan { ring, ..StreamPlan::default() };
+        let fit = Fit { tiers: vec![tier; 32], stream, ..Fit::default() };
+        forecast(&m, &job, &machine, &loads(&m, &job, &fit))
     }
 
     #[test]

@@ -103,14 +103,34 @@ pub struct ModePlan {
     pub placement: Vec<BlockPlace>,
     /// Ring slots on the device beside resident blocks.
     pub ring_slots: usize,
-    /// Most blocks on the device at once.
+    /// Most blocks' worth of parts on the device at once.
     pub residency: usize,
+    /// How the streamer is set up.
+    #[serde(default)]
+    pub stream: StreamPlan,
     /// Lowest block that trains.
     pub lowest_trainable: usize,
     /// Other formats, with their own verdicts.
     pub candidates: Vec<Candidate>,
     /// The exact command that runs it.
     pub command: String,
+}
+
+/// The streamer's set-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamPlan {
+    /// Ring slots for attention parts, and for the parts of the feed-forward and pieces of the head.
+    pub ring: [usize; 2],
+    /// Where a streamed head waits; absent when it stays on the device.
+    pub head: Option<TierName>,
+    /// Host memory that disk reads go through.
+    pub host_ring: Bytes,
+    /// Block inputs wait for the backward pass in host memory.
+    pub offload: bool,
+    /// Tokens of a micro-batch in the feed-forward at a time; 0 = all.
+    pub mlp_chunk: usize,
+    /// A block doesn't fit its slots: parts are loaded for each use.
+    pub split: bool,
 }
 
 /// Bytes of base weights per tier.

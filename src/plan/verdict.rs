@@ -1,7 +1,8 @@
 //! The verdict on LoRA: tiers, bytes, seconds, reasons, the nearest change that helps, and other formats.
 
-use super::cost::{Loads, loads, per_step};
+use super::cost::{Loads, loads};
 use super::fit::{Fit, fit};
+use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::types::{BlockPlace, Candidate, ModePlan, TierBytes, Verdict, Wear};
 use super::{command, time};
@@ -36,8 +37,8 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let mut problems = blockers(x);
     problems.extend(fit.problems.iter().cloned());
     let verdict = verdict_of(&fit, &problems);
-    let walk = loads(&fit.tiers, x.job.lowest, fit.slots);
-    let seconds = time::forecast(x.model, x.job, x.machine, &fit.tiers, &walk);
+    let walk = loads(x.model, x.job, &fit);
+    let seconds = time::forecast(x.model, x.job, x.machine, &walk);
     let infeasible = verdict == Verdict::Infeasible;
     let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit, &walk) };
     reasons.extend(fit.notes.iter().cloned());
@@ -47,11 +48,12 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         reasons,
         nearest_fix: if infeasible { nearest_fix(x) } else { improvement(x, &fit) },
         tiers: tier_bytes(x.model, &fit.tiers),
-        per_step: per_step(x.model, &fit.tiers, &walk),
+        per_step: walk.per_step(),
         seconds_per_step: seconds,
         placement: placement(x.model, &fit.tiers),
         ring_slots: fit.slots,
-        residency: resident + fit.slots,
+        residency: resident + fit.stream.ring.iter().sum::<usize>().div_ceil(PARTS),
+        stream: fit.stream,
         lowest_trainable: x.job.lowest,
         vram: fit.vram,
         host: fit.host,
@@ -121,10 +123,19 @@ fn lora_reasons(x: &Inputs<'_>, fit: &Fit, walk: &Loads) -> Vec<String> {
     }
     let place = if x.machine.gpu.is_some() { "on the device" } else { "as f32 copies" };
     reasons.push(format!(
-        "{v} blocks stay {place}, {r} wait in host memory, {d} on disk; {} ring slots, {} loads a step",
-        fit.slots,
-        walk.forward.len() + walk.backward.len()
+        "{v} blocks stay {place}, {r} wait in host memory, {d} on disk; {} ring slots, {} parts loaded a step",
+        fit.slots, walk.count
     ));
+    let s = &fit.stream;
+    if s.head.is_some() {
+        reasons.push("the head crosses the link once a step, in pieces: it has no place on the device".into());
+    }
+    if s.offload {
+        reasons.push("block inputs wait for the backward pass in host memory".into());
+    }
+    if s.split {
+        reasons.push("a block is larger than its slots: its parts are loaded for each use".into());
+    }
     if x.machine.gpu.is_none() {
         reasons.push("no GPU: blocks are computed in f32 on the processor".into());
     }
@@ -277,13 +288,13 @@ fn candidate(x: &Inputs<'_>, format: &str, per_weight: f64) -> Candidate {
             x.machine.disk.free
         ));
     }
-    let walk = loads(&fit.tiers, x.job.lowest, fit.slots);
+    let walk = loads(&m, x.job, &fit);
     let later = "not trainable in this version yet";
     Candidate {
         format: format.into(),
         verdict: verdict_of(&fit, &problems),
         bytes,
-        seconds_per_step: time::forecast(&m, x.job, x.machine, &fit.tiers, &walk).low,
+        seconds_per_step: time::forecast(&m, x.job, x.machine, &walk).low,
         note: match problems.first() {
             Some(p) => format!("{p}; {later}"),
             None => format!("{later}; packing would write {} once", m.block_bytes()),

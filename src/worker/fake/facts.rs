@@ -7,8 +7,8 @@ use crate::engine::{ModelEntry, RunEntry};
 use crate::error::{Error, Result};
 use crate::event::{RunStatus, TierName};
 use crate::plan::{
-    BlockPlace, Candidate, ModePlan, Modes, PLAN_SCHEMA, PerStep, PlanReport, SecondsRange, TierBytes, Verdict,
-    VramPlan, Wear,
+    BlockPlace, Candidate, ModePlan, Modes, PLAN_SCHEMA, PerStep, PlanReport, SecondsRange, StreamPlan, TierBytes,
+    Verdict, VramPlan, Wear,
 };
 use crate::units::{Bytes, GB};
 use std::collections::BTreeMap;
@@ -155,6 +155,7 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
             .collect(),
         ring_slots: config.stream.ring_slots(),
         residency: model.n_blocks / 3 + config.stream.ring_slots(),
+        stream: StreamPlan::default(),
         lowest_trainable: lowest_trainable(config, model.n_blocks),
         candidates: vec![Candidate {
             format: "nf4".into(),
