@@ -4,10 +4,8 @@ use crate::checkpoint::Arch;
 use crate::error::{Error, Result};
 use crate::model::attention::KvCache;
 use crate::model::dropout::{mix, uniform};
-use crate::model::lora::BlockAdapter;
-use crate::model::norm::rms_norm;
 use crate::model::rope::RopeTable;
-use crate::model::{Adapter, BlockContext, BlockWeights, Residents, block_forward};
+use crate::model::{Adapter, BlockContext, BlockWeights, Kernels, Residents, Whole, block_forward};
 use crate::stream::Streamer;
 use tch::{Device, Kind, Tensor};
 
@@ -63,6 +61,7 @@ impl Generator {
             return Err(Error::usage("there is nothing to continue: the prompt has no token"));
         }
         let _no_grad = tch::no_grad_guard();
+        let kernels = Kernels::of(self.device);
         let ids: Vec<i64> = ids.iter().map(|&i| i64::from(i)).collect();
         let rope = RopeTable::new(&self.arch, self.position, ids.len(), self.kind, self.device);
         let mut x = self.residents.embed(&Tensor::from_slice(&ids).view([1, -1]))?;
@@ -72,23 +71,23 @@ impl Generator {
         for block in 0..self.arch.n_layers {
             let (layout, slot) = self.streamer.acquire()?;
             // SAFETY: the slot keeps the block until `release`, after these views are dropped.
-            let weights = unsafe { BlockWeights::view(layout, slot, self.kind, self.device) };
-            let leaves = self.adapter.as_ref().map(|a| a.leaves(block, false)).unwrap_or_default();
-            let adapter = self.adapter.as_ref().map(|a| BlockAdapter {
-                targets: &a.layout.targets[a.layout.of_block(block)],
-                leaves: &leaves,
-                scale: a.layout.scale,
-                dropout: 0.0,
-                mask: (0, 0, 0),
-            });
-            let context = BlockContext { arch: &self.arch, rope: &rope, block, adapter };
-            x = block_forward(&x, &weights, &context, Some(&mut self.caches[block]))?;
+            let mut weights = Whole::new(unsafe { BlockWeights::view(layout, slot, self.kind, self.device) });
+            let context = BlockContext {
+                arch: &self.arch,
+                kernels,
+                rope: &rope,
+                block,
+                adapter: self.adapter.as_ref().map(|a| a.block(block, None)),
+                mlp_chunk: 0,
+                needs_input: false,
+            };
+            x = block_forward(&x, &mut weights, &context, Some(&mut self.caches[block]))?;
             drop(weights);
             self.streamer.release()?;
         }
         self.position += ids.len();
         let last = x.select(1, -1);
-        let normed = rms_norm(&last, &self.residents.norm, self.arch.norm_eps);
+        let normed = kernels.rms_norm(&last, &self.residents.norm, self.arch.norm_eps)?;
         Ok(normed.matmul(&self.residents.head.tr()).to_kind(Kind::Float).to_device(Device::Cpu).view([-1]))
     }
 

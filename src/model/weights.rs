@@ -1,8 +1,10 @@
 //! A block's weights as tensors: views of its slot, for one visit.
 
-use crate::checkpoint::{Dtype, Role};
+use crate::checkpoint::{Dtype, Part, Role};
 use crate::device::shim;
+use crate::error::Result;
 use crate::store::BlockLayout;
+use std::rc::Rc;
 use tch::{Device, Kind, Tensor};
 
 /// libtorch's name of a stored type.
@@ -12,6 +14,47 @@ pub fn kind_of(dtype: &Dtype) -> Kind {
         Dtype::BF16 => Kind::BFloat16,
         Dtype::F16 => Kind::Half,
         _ => Kind::Float,
+    }
+}
+
+/// Where a block's weights come from while it computes.
+///
+/// Forward asks for attention, gate, up, down, each taken and done in turn. Backward asks for attention, gate, up,
+/// down, up, gate, attention. A feed-forward in token chunks (`mlp_chunk`) takes gate, up and down once, before its
+/// loop, and is done with them after it: forward in that order, backward in the reverse.
+pub trait Weights {
+    /// Makes `part` readable by compute until `done`. What comes back may hold only the part's tensors.
+    ///
+    /// # Errors
+    /// A read or copy failed.
+    fn take(&mut self, part: Part) -> Result<Rc<BlockWeights>>;
+
+    /// Says that the last kernel of this use of `part` has been queued; nothing of it is kept.
+    ///
+    /// # Errors
+    /// The device refuses.
+    fn done(&mut self, part: Part) -> Result<()>;
+}
+
+/// A block that is there as a whole.
+#[derive(Debug)]
+pub struct Whole(Rc<BlockWeights>);
+
+impl Whole {
+    /// Hands out `weights` for every part.
+    #[must_use]
+    pub fn new(weights: BlockWeights) -> Whole {
+        Whole(Rc::new(weights))
+    }
+}
+
+impl Weights for Whole {
+    fn take(&mut self, _: Part) -> Result<Rc<BlockWeights>> {
+        Ok(self.0.clone())
+    }
+
+    fn done(&mut self, _: Part) -> Result<()> {
+        Ok(())
     }
 }
 
@@ -35,6 +78,16 @@ impl BlockWeights {
             // SAFETY: inside the slot by construction of the layout, 256-byte aligned; lifetime is the caller's promise.
             let view = unsafe { shim::view(slot.add(p.slot as usize), &p.shape, stored, device) };
             tensors[p.role as usize] = Some(if stored == kind { view } else { view.to_kind(kind) });
+        }
+        BlockWeights(tensors)
+    }
+
+    /// The given tensors, already on the device in the compute type.
+    #[must_use]
+    pub fn from_tensors(given: impl IntoIterator<Item = (Role, Tensor)>) -> BlockWeights {
+        let mut tensors: [Option<Tensor>; Role::ALL.len()] = std::array::from_fn(|_| None);
+        for (role, tensor) in given {
+            tensors[role as usize] = Some(tensor);
         }
         BlockWeights(tensors)
     }

@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
             notice(&self.sink, Level::Warn, format!("step {} skipped: {why}", index + 1));
         } else {
             optim::clip(&mut grad, norm, train.max_grad_norm);
-            self.adam.update(&mut self.walk.adapter.flat, &grad, rate);
+            self.adam.update(&mut self.walk.adapter.flat, &grad, rate)?;
             self.walk.adapter.refresh();
         }
         drop(grad);

@@ -1,17 +1,16 @@
-//! One optimizer step as a walk over the blocks: up with no graph, then down with recompute and backward in one visit.
+//! One optimizer step as a walk over the blocks: up, then down with recompute and backward in one visit.
 //!
 //! All micro-batches of the step run inside each visit, so the weights cross disk and link once per step. The walk
 //! stops at the lowest trainable block; blocks below it keep no activation.
 
 use crate::checkpoint::{Arch, Checkpoint};
 use crate::data::collate::Batch;
-use crate::device::shim;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::event::Phase;
-use crate::model::lora::BlockAdapter;
-use crate::model::norm::rms_norm;
-use crate::model::rope::RopeTable;
-use crate::model::{Adapter, BlockContext, BlockWeights, Residents, block_forward, head};
+use crate::model::rope::{RopeCache, RopeTable};
+use crate::model::{
+    Adapter, BlockContext, BlockWeights, Kernels, Residents, Whole, block_backward, block_forward, head,
+};
 use crate::stream::Streamer;
 use tch::{Device, Kind, Tensor};
 
@@ -61,7 +60,12 @@ pub struct BlockWalk {
     pub adapter: Adapter,
     /// The stream of blocks.
     pub streamer: Streamer,
+    /// The operations blocks compute with.
+    pub kernels: &'static Kernels,
+    /// Tokens of the feed-forward at a time; 0 = all.
+    pub mlp_chunk: usize,
     residents: Residents,
+    ropes: RopeCache,
     kind: Kind,
     device: Device,
     /// Tokens per chunk of head and loss.
@@ -80,7 +84,18 @@ impl BlockWalk {
         loss_chunk: usize,
     ) -> BlockWalk {
         let device = streamer.device();
-        BlockWalk { arch: checkpoint.arch.clone(), adapter, streamer, residents, kind, device, loss_chunk }
+        BlockWalk {
+            arch: checkpoint.arch.clone(),
+            adapter,
+            streamer,
+            kernels: Kernels::of(device),
+            mlp_chunk: 0,
+            residents,
+            ropes: RopeCache::default(),
+            kind,
+            device,
+            loss_chunk,
+        }
     }
 
     fn lowest(&self) -> usize {
@@ -99,9 +114,9 @@ impl BlockWalk {
     }
 
     /// Rotary tables of each batch's length, and the embedded inputs `[B, S, H]`.
-    fn inputs(&self, batches: &[Batch]) -> Result<(Vec<RopeTable>, Vec<Tensor>)> {
+    fn inputs(&mut self, batches: &[Batch]) -> Result<(Vec<RopeTable>, Vec<Tensor>)> {
         let _no_grad = tch::no_grad_guard();
-        let tables = batches.iter().map(|b| RopeTable::new(&self.arch, 0, b.len, self.kind, self.device)).collect();
+        let tables = batches.iter().map(|b| self.ropes.get(&self.arch, b.len, self.kind, self.device)).collect();
         let xs = batches
             .iter()
             .map(|b| self.residents.embed(&Tensor::from_slice(&b.ids).view([b.rows as i64, b.len as i64])))
@@ -110,11 +125,11 @@ impl BlockWalk {
     }
 
     /// One visit's weights.
-    fn acquire(streamer: &mut Streamer, kind: Kind, device: Device) -> Result<BlockWeights> {
+    fn acquire(streamer: &mut Streamer, kind: Kind, device: Device) -> Result<Whole> {
         let (layout, slot) = streamer.acquire()?;
         // SAFETY: the slot keeps the block until `release`, which comes after the visit's last kernel is queued and
         // after these views are dropped.
-        Ok(unsafe { BlockWeights::view(layout, slot, kind, device) })
+        Ok(Whole::new(unsafe { BlockWeights::view(layout, slot, kind, device) }))
     }
 
     /// Runs one training step over `batches` (the micro-batches) and returns loss and gradient; updates nothing.
@@ -134,7 +149,7 @@ impl BlockWalk {
         let tokens = batches.iter().map(|b| b.tokens() as u64).sum();
         let (tables, mut xs) = self.inputs(batches)?;
         let mut saved: Vec<Vec<Tensor>> = Vec::with_capacity(n - self.lowest());
-        let mut grads = Tensor::zeros([self.adapter.layout.len as i64], (Kind::Float, self.device));
+        let grads = Tensor::zeros([self.adapter.layout.len as i64], (Kind::Float, self.device));
 
         for block in 0..n {
             if block >= self.lowest() {
@@ -157,12 +172,11 @@ impl BlockWalk {
 
         for (index, block) in (self.lowest()..n).rev().enumerate() {
             observe(Visit { phase: Phase::Backward, block, index: n + index }, &mut self.streamer)?;
-            let weights = Self::acquire(&mut self.streamer, self.kind, self.device)?;
+            let mut weights = Self::acquire(&mut self.streamer, self.kind, self.device)?;
             let inputs = saved.pop().expect("one per trainable block");
             for (m, x) in inputs.into_iter().enumerate() {
-                let gx = &gxs[m];
-                let gx = self.backward_one(block, m, &x, gx, &weights, &tables[m], context, &mut grads)?;
-                if let Some(gx) = gx {
+                let context = self.context(block, &tables[m], Some((context.seed, context.step, m)));
+                if let Some(gx) = block_backward(&x, &gxs[m], &mut weights, &context, &grads)? {
                     gxs[m] = gx;
                 }
                 self.streamer.pump()?;
@@ -188,82 +202,33 @@ impl BlockWalk {
     ) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         observe(Visit { phase, block, index }, &mut self.streamer)?;
-        let weights = Self::acquire(&mut self.streamer, self.kind, self.device)?;
-        let leaves = self.adapter.leaves(block, false);
+        let mut weights = Self::acquire(&mut self.streamer, self.kind, self.device)?;
         for (m, x) in xs.iter_mut().enumerate() {
-            let context = BlockContext {
-                arch: &self.arch,
-                rope: &tables[m],
-                block,
-                adapter: Some(self.block_adapter(block, &leaves, train, m)),
-            };
-            *x = block_forward(x, &weights, &context, None)?;
+            let context = self.context(block, &tables[m], train.map(|c| (c.seed, c.step, m)));
+            *x = block_forward(x, &mut weights, &context, None)?;
             self.streamer.pump()?;
         }
         drop(weights);
         self.streamer.release()
     }
 
-    fn block_adapter<'a>(
-        &'a self,
-        block: usize,
-        leaves: &'a [crate::model::Linear],
-        train: Option<StepContext>,
-        micro_batch: usize,
-    ) -> BlockAdapter<'a> {
-        let layout = &self.adapter.layout;
-        BlockAdapter {
-            targets: &layout.targets[layout.of_block(block)],
-            leaves,
-            scale: layout.scale,
-            dropout: if train.is_some() { layout.dropout } else { 0.0 },
-            mask: train.map_or((0, 0, 0), |c| (c.seed, c.step, micro_batch)),
+    /// What `block` needs; `mask` is seed, step and micro-batch of dropout in training.
+    fn context<'a>(&'a self, block: usize, rope: &'a RopeTable, mask: Option<(u64, u64, usize)>) -> BlockContext<'a> {
+        BlockContext {
+            arch: &self.arch,
+            kernels: self.kernels,
+            rope,
+            block,
+            adapter: Some(self.adapter.block(block, mask)),
+            mlp_chunk: self.mlp_chunk,
+            needs_input: block > self.lowest(),
         }
-    }
-
-    /// Recompute and backward of one block for one micro-batch; adds the adapter's gradients to `grads`.
-    ///
-    /// Returns the gradient of the block's input, `None` at the lowest trainable block.
-    #[expect(clippy::too_many_arguments, reason = "a visit is what it is; the walk has no other caller")]
-    fn backward_one(
-        &self,
-        block: usize,
-        micro_batch: usize,
-        x: &Tensor,
-        gy: &Tensor,
-        weights: &BlockWeights,
-        rope: &RopeTable,
-        train: StepContext,
-        grads: &mut Tensor,
-    ) -> Result<Option<Tensor>> {
-        let needs_input = block > self.lowest();
-        let x = x.detach().set_requires_grad(needs_input);
-        let leaves = self.adapter.leaves(block, true);
-        let adapter = Some(self.block_adapter(block, &leaves, Some(train), micro_batch));
-        let y = block_forward(&x, weights, &BlockContext { arch: &self.arch, rope, block, adapter }, None)?;
-        let mut wanted: Vec<&Tensor> = leaves.iter().flat_map(|l| [&l.a, &l.b]).collect();
-        if needs_input {
-            wanted.push(&x);
-        }
-        let mut got = shim::grad(&[&y], &[gy], &wanted)?;
-        let gx = if needs_input { got.pop().flatten() } else { None };
-        let _no_grad = tch::no_grad_guard();
-        let layout = &self.adapter.layout;
-        let places = layout.targets[layout.of_block(block)].iter().flat_map(|t| [t.a, t.b]);
-        for (at, g) in places.zip(got) {
-            let g = g.ok_or_else(|| Error::run(format!("block {block}: an adapter tensor got no gradient")))?;
-            let mut place = grads.narrow(0, at as i64, g.numel() as i64);
-            let _ = place.g_add_(&g.to_kind(Kind::Float).view([-1]));
-        }
-        if needs_input && gx.is_none() {
-            return Err(Error::run(format!("block {block}: its input got no gradient")));
-        }
-        Ok(gx)
     }
 
     /// Final norm, head and loss of one micro-batch: sum of token losses (f64 scalar), and the gradient of `x` for the
     /// loss sum times `weight`.
     fn head(&self, x: &Tensor, batch: &Batch, weight: Option<f64>) -> Result<(Tensor, Option<Tensor>)> {
+        let _no_grad = tch::no_grad_guard();
         let hidden = x.size()[2];
         let (places, labels): (Vec<i64>, Vec<i64>) =
             batch.labels.iter().enumerate().filter(|&(_, &l)| l >= 0).map(|(i, &l)| (i as i64, l)).unzip();
@@ -272,14 +237,16 @@ impl BlockWalk {
         }
         let place = |v: &[i64]| Tensor::from_slice(v).to_device(self.device);
         let places = place(&places);
-        let selected = x.detach().view([-1, hidden]).index_select(0, &places).set_requires_grad(weight.is_some());
-        let normed = rms_norm(&selected, &self.residents.norm, self.arch.norm_eps);
-        let out = head::head_loss(&normed.detach(), &place(&labels), &self.residents.head, weight, self.loss_chunk);
+        let (norm, eps) = (&self.residents.norm, self.arch.norm_eps);
+        let selected = x.detach().view([-1, hidden]).index_select(0, &places);
+        let normed = self.kernels.rms_norm(&selected, norm, eps)?;
+        let (labels, head) = (place(&labels), &self.residents.head);
+        let out = head::head_loss(self.kernels, &normed, &labels, head, weight, self.loss_chunk)?;
+        drop(normed);
         let gx = match out.grad {
             None => None,
             Some(g) => {
-                let g = shim::grad(&[&normed], &[&g], &[&selected])?.remove(0);
-                let g = g.ok_or_else(|| Error::run("the final norm got no gradient"))?;
+                self.kernels.rms_norm_backward(&selected, norm, eps, &g, None)?;
                 let mut gx = x.zeros_like().view([-1, hidden]);
                 let _ = gx.index_copy_(0, &places, &g);
                 Some(gx.view_as(x))
@@ -319,7 +286,9 @@ impl BlockWalk {
     pub fn logits(&mut self, batch: &Batch) -> Result<Tensor> {
         let x = self.forward(std::slice::from_ref(batch), &mut |_, _| Ok(()))?.remove(0);
         let _no_grad = tch::no_grad_guard();
-        let normed = rms_norm(&x, &self.residents.norm, self.arch.norm_eps);
+        let (rows, s, hidden) = x.size3()?;
+        let x = x.view([rows * s, hidden]);
+        let normed = self.kernels.rms_norm(&x, &self.residents.norm, self.arch.norm_eps)?.view([rows, s, hidden]);
         Ok(normed.matmul(&self.residents.head.tr()).to_kind(Kind::Float))
     }
 }
