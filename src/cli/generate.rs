@@ -50,22 +50,20 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     if plan.verdict == crate::plan::Verdict::Infeasible {
         return Err(Error::infeasible(format!("it does not fit: {}", plan.reasons.join("; "))));
     }
+    #[cfg(feature = "cuda")]
+    let gpu = match device {
+        Device::Cuda(i) => Some(std::sync::Arc::new(device::cuda::Gpu::open(i)?)),
+        _ => None,
+    };
     let setup = StreamSetup {
         #[cfg(feature = "cuda")]
-        gpu: match device {
-            Device::Cuda(i) => Some(std::sync::Arc::new(device::cuda::Gpu::open(i)?)),
-            _ => None,
-        },
-        ..StreamSetup::cpu(
-            plan.placement.iter().map(|p| p.tier).collect(),
-            plan.ring_slots,
-            config.stream.prefetch_ahead,
-        )
+        gpu,
+        ..StreamSetup::of(&plan, &config.stream)
     };
     let kind = compute_kind(&opened, device);
     let reader = Reader::open(&opened, Duration::ZERO)?;
     let streamer = Streamer::new(&opened, reader, &setup, &mut |_, _| {})?;
-    let residents = Residents::load(&opened, streamer.reader(), kind, device, &mut |_, _| {})?;
+    let residents = Residents::load(&opened, streamer.reader(), kind, device, setup.head.is_none(), &mut |_, _| {})?;
     let adapter = args.adapter.as_deref().map(|dir| open_adapter(dir, &opened, kind, device)).transpose()?;
     let mut generator = Generator::new(opened.arch.clone(), residents, adapter, streamer, kind);
 

@@ -8,6 +8,8 @@ pub mod host;
 pub mod io;
 pub mod machine;
 pub mod nvml;
+#[cfg(feature = "cuda")]
+pub mod nvrtc;
 pub mod probe;
 pub mod profile;
 #[cfg(feature = "torch")]

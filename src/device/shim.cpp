@@ -1,10 +1,11 @@
 // What tch does not reach: autograd with output gradients, allocator figures, stream control,
-// deterministic mode and the windowed flash-attention kernel. No CUDA header is needed: everything
+// deterministic mode, scaled GEMMs into given memory and flash attention. No CUDA header is needed: everything
 // goes through libtorch's device-neutral interfaces, which a late-loaded libtorch_cuda serves.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -93,14 +94,71 @@ int bstui_synchronize(int device) {
 
 void bstui_threads(int n) { at::set_num_threads(n); }
 
-// Flash attention with a sliding window: q [B,S,H,D], k and v [B,T,Hkv,D], causal, a key visible if
-// its distance is at most window_left. Differentiable. *out is a new tensor [B,S,H,D].
-int bstui_flash_window(void* q, void* k, void* v, double scale, int64_t window_left, void** out) {
+// Native handle of the stream that libtorch uses on this thread.
+int bstui_current_stream(int device, void** handle) {
+  return guarded([&] { *handle = at::accelerator::getCurrentStream(device).native_handle(); });
+}
+
+// out = beta * out + alpha * a b, in place; out may be a slice of a wider matrix. tch's addmm_ has no alpha.
+int bstui_gemm(void* out, void* a, void* b, double beta, double alpha) {
   return guarded([&] {
+    c10::AutoGradMode no_grad(false);
+    at::Tensor o = tensor(out);
+    if (beta == 0.0 && alpha == 1.0) {
+      at::mm_out(o, tensor(a), tensor(b));
+    } else {
+      o.addmm_(tensor(a), tensor(b), beta, alpha);
+    }
+  });
+}
+
+// out += alpha * a b with out in f32 whatever the type of a and b. On a GPU the product is never rounded.
+int bstui_gemm_f32(void* out, void* a, void* b, double alpha) {
+  return guarded([&] {
+    c10::AutoGradMode no_grad(false);
+    at::Tensor o = tensor(out);
+    const at::Tensor &x = tensor(a), &y = tensor(b);
+    if (x.scalar_type() == at::kFloat) {
+      o.addmm_(x, y, 1, alpha);
+    } else if (x.is_cuda()) {
+      at::addmm_out(o, o, x, y, at::kFloat, 1, alpha);
+    } else {
+      o.addmm_(x.to(at::kFloat), y.to(at::kFloat), 1, alpha);
+    }
+  });
+}
+
+// Causal flash attention: q [B,S,H,D], k and v [B,S,Hkv,D], last dimension dense; window_left < 0: no window.
+// result: out [B,S,H,D], log-sum-exp, and the two tensors of random state that backward asks for.
+int bstui_flash_forward(void* q, void* k, void* v, double scale, int64_t window_left, void** result) {
+  return guarded([&] {
+    c10::AutoGradMode no_grad(false);
+    std::optional<int64_t> left, right;
+    if (window_left >= 0) { left = window_left; right = 0; }
     auto r = at::_flash_attention_forward(
         tensor(q), tensor(k), tensor(v), std::nullopt, std::nullopt, tensor(q).size(1), tensor(k).size(1),
-        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, window_left, /*window_right=*/0);
-    *out = new at::Tensor(std::get<0>(r));
+        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, left, right);
+    result[0] = new at::Tensor(std::get<0>(r));
+    result[1] = new at::Tensor(std::get<1>(r));
+    result[2] = new at::Tensor(std::get<2>(r));
+    result[3] = new at::Tensor(std::get<3>(r));
+  });
+}
+
+// Its backward; saved is what forward gave. result: gradients of q, k and v.
+int bstui_flash_backward(void* grad, void* q, void* k, void* v, void** saved, double scale, int64_t window_left,
+                         void** result) {
+  return guarded([&] {
+    c10::AutoGradMode no_grad(false);
+    std::optional<int64_t> left, right;
+    if (window_left >= 0) { left = window_left; right = 0; }
+    auto r = at::_flash_attention_backward(
+        tensor(grad), tensor(q), tensor(k), tensor(v), tensor(saved[0]), tensor(saved[1]), at::Tensor(), at::Tensor(),
+        tensor(q).size(1), tensor(k).size(1), /*dropout_p=*/0.0, /*is_causal=*/true, tensor(saved[2]),
+        tensor(saved[3]), scale, left, right);
+    result[0] = new at::Tensor(std::get<0>(r));
+    result[1] = new at::Tensor(std::get<1>(r));
+    result[2] = new at::Tensor(std::get<2>(r));
   });
 }
 

@@ -26,13 +26,26 @@ unsafe extern "C" {
     fn bstui_use_pool_stream(device: c_int, handle: *mut *mut c_void) -> c_int;
     fn bstui_synchronize(device: c_int) -> c_int;
     fn bstui_threads(n: c_int);
-    fn bstui_flash_window(
+    fn bstui_current_stream(device: c_int, handle: *mut *mut c_void) -> c_int;
+    fn bstui_gemm(out: *mut c_void, a: *mut c_void, b: *mut c_void, beta: f64, alpha: f64) -> c_int;
+    fn bstui_gemm_f32(out: *mut c_void, a: *mut c_void, b: *mut c_void, alpha: f64) -> c_int;
+    fn bstui_flash_forward(
         q: *mut c_void,
         k: *mut c_void,
         v: *mut c_void,
         scale: f64,
         window_left: i64,
-        out: *mut *mut c_void,
+        result: *mut *mut c_void,
+    ) -> c_int;
+    fn bstui_flash_backward(
+        grad: *mut c_void,
+        q: *mut c_void,
+        k: *mut c_void,
+        v: *mut c_void,
+        saved: *mut *mut c_void,
+        scale: f64,
+        window_left: i64,
+        result: *mut *mut c_void,
     ) -> c_int;
     fn bstui_flash_varlen(
         q: *mut c_void,
@@ -228,19 +241,77 @@ pub fn synchronize(device: usize) -> Result<()> {
     check(unsafe { bstui_synchronize(device as c_int) }, "waiting for the GPU")
 }
 
-/// Causal flash attention with a sliding window on the GPU: q `[B,S,H,D]`, k and v `[B,T,Hkv,D]` → `[B,S,H,D]`.
+/// Native handle of the stream that libtorch uses on this thread.
 ///
-/// A key is visible if query − key < `window`. Differentiable.
+/// # Errors
+/// No GPU.
+pub fn current_stream(device: usize) -> Result<*mut c_void> {
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: `handle` is written once.
+    check(unsafe { bstui_current_stream(device as c_int, &raw mut handle) }, "asking for the stream")?;
+    Ok(handle)
+}
+
+fn raw(t: &Tensor) -> *mut c_void {
+    t.as_ptr() as *mut c_void
+}
+
+/// `out = beta·out + alpha·a·b` in place, `[n,m]·[m,k]`; `out` may be a slice of a wider matrix. Never recorded.
+///
+/// # Errors
+/// Shapes or types don't fit, or the device is out of memory.
+pub fn gemm(out: &Tensor, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<()> {
+    // SAFETY: pointers to live tensors.
+    check(unsafe { bstui_gemm(raw(out), raw(a), raw(b), beta, alpha) }, "a matrix product")
+}
+
+/// `out += alpha·a·b` with `out` in f32, whatever the type of `a` and `b`. Never recorded.
+///
+/// # Errors
+/// As [`gemm`].
+pub fn gemm_f32(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64) -> Result<()> {
+    // SAFETY: pointers to live tensors.
+    check(unsafe { bstui_gemm_f32(raw(out), raw(a), raw(b), alpha) }, "a matrix product into f32")
+}
+
+/// What the backward pass of [`flash_forward`] needs: out, log-sum-exp, and two tensors of random state.
+pub type FlashSaved = [Tensor; 4];
+
+/// Causal flash attention on the GPU: q `[B,S,H,D]`, k and v `[B,S,Hkv,D]` → first of the result, `[B,S,H,D]`.
+///
+/// A key is visible if query − key < `window`. No graph is made.
 ///
 /// # Errors
 /// Types or shapes the kernel doesn't take.
-pub fn flash_window(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: usize) -> Result<Tensor> {
-    let mut out = std::ptr::null_mut();
-    let p = |t: &Tensor| t.as_ptr() as *mut c_void;
-    // SAFETY: pointers to live tensors; `out` is written once.
-    let code = unsafe { bstui_flash_window(p(q), p(k), p(v), scale, window as i64 - 1, &raw mut out) };
-    check(code, "windowed attention")?;
-    owned(out).ok_or_else(|| Error::run("windowed attention returned nothing"))
+pub fn flash_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: Option<usize>) -> Result<FlashSaved> {
+    let mut result = [std::ptr::null_mut(); 4];
+    let left = window.map_or(-1, |w| w as i64 - 1);
+    // SAFETY: pointers to live tensors; `result` has room for the four that the shim makes.
+    let code = unsafe { bstui_flash_forward(raw(q), raw(k), raw(v), scale, left, result.as_mut_ptr()) };
+    check(code, "flash attention")?;
+    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+}
+
+/// Gradients of q, k and v, shaped as they are, from that of the output, `[B,S,H,D]`.
+///
+/// # Errors
+/// As [`flash_forward`].
+pub fn flash_backward(
+    grad: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    saved: &FlashSaved,
+    scale: f64,
+    window: Option<usize>,
+) -> Result<[Tensor; 3]> {
+    let mut result = [std::ptr::null_mut(); 3];
+    let mut kept = [raw(&saved[0]), raw(&saved[1]), raw(&saved[2]), raw(&saved[3])];
+    let left = window.map_or(-1, |w| w as i64 - 1);
+    // SAFETY: pointers to live tensors, which the shim only reads; `result` has room for the three it makes.
+    let code = unsafe {
+        bstui_flash_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, left, result.as_mut_ptr())
+    };
+    check(code, "flash attention's backward")?;
+    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
 }
 
 /// Causal flash attention over packed rows on the GPU: q `[N,H,D]`, k and v `[N,Hkv,D]`, `cu_seqlens` I32 `[rows+1]`.

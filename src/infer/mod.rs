@@ -1,14 +1,14 @@
 //! Generation with a key/value cache, streamed when the model must be: every token is one sweep over the blocks.
 
-use crate::checkpoint::{Arch, Part};
+use crate::checkpoint::Arch;
 use crate::error::{Error, Result};
+use crate::event::Phase;
 use crate::model::attention::KvCache;
 use crate::model::dropout::{mix, uniform};
-use crate::model::lora::BlockAdapter;
-use crate::model::norm::rms_norm;
 use crate::model::rope::RopeTable;
-use crate::model::{Adapter, BlockContext, BlockWeights, Residents, block_forward};
-use crate::plan::schedule::{Habit, segment};
+use crate::model::visit::{Streamed, head_pieces};
+use crate::model::{Adapter, BlockContext, Kernels, Residents, block_forward};
+use crate::plan::schedule::Habit;
 use crate::stream::Streamer;
 use tch::{Device, Kind, Tensor};
 
@@ -64,39 +64,47 @@ impl Generator {
             return Err(Error::usage("there is nothing to continue: the prompt has no token"));
         }
         let _no_grad = tch::no_grad_guard();
+        let kernels = Kernels::of(self.device);
         let ids: Vec<i64> = ids.iter().map(|&i| i64::from(i)).collect();
         let rope = RopeTable::new(&self.arch, self.position, ids.len(), self.kind, self.device);
         let mut x = self.residents.embed(&Tensor::from_slice(&ids).view([1, -1]))?;
-        self.streamer.forget()?;
         // Two sweeps ahead, so that the next token's first blocks come while this one's head computes.
-        let habit = Habit { several: true, ..Habit::default() };
-        self.streamer.extend((0..self.arch.n_layers).chain(0..self.arch.n_layers).map(|b| habit.forward(b)));
-        for block in 0..self.arch.n_layers {
-            let mut weights = BlockWeights::none();
-            for part in Part::ALL {
-                let (layout, slot) = self.streamer.take(segment(block, part))?;
-                // SAFETY: the slot keeps the part until `done`, after these views are dropped.
-                unsafe { weights.add(layout, slot, self.kind, self.device) };
-            }
-            let leaves = self.adapter.as_ref().map(|a| a.leaves(block, false)).unwrap_or_default();
-            let adapter = self.adapter.as_ref().map(|a| BlockAdapter {
-                targets: &a.layout.targets[a.layout.of_block(block)],
-                leaves: &leaves,
-                scale: a.layout.scale,
-                dropout: 0.0,
-                mask: (0, 0, 0),
-            });
-            let context = BlockContext { arch: &self.arch, rope: &rope, block, adapter };
-            x = block_forward(&x, &weights, &context, Some(&mut self.caches[block]))?;
-            drop(weights);
-            for part in Part::ALL {
-                self.streamer.done(segment(block, part))?;
-            }
+        let n = self.arch.n_layers;
+        let habit = Habit { split: self.streamer.is_split(), micro: 1, ..Habit::default() };
+        let sweep = || habit.sweep(n, self.streamer.head_pieces());
+        let two = sweep().into_iter().chain(sweep()).collect::<Vec<_>>();
+        self.streamer.forget()?;
+        self.streamer.extend(two);
+        for block in 0..n {
+            self.streamer.begin(Phase::Eval, block)?;
+            let context = BlockContext {
+                arch: &self.arch,
+                kernels,
+                rope: &rope,
+                block,
+                adapter: self.adapter.as_ref().map(|a| a.block(block, None)),
+                mlp_chunk: 0,
+                needs_input: false,
+            };
+            let mut weights = Streamed::forward(&mut self.streamer, block, self.kind, habit);
+            weights.begin(true)?;
+            x = block_forward(&x, &mut weights, &context, Some(&mut self.caches[block]))?;
         }
         self.position += ids.len();
         let last = x.select(1, -1);
-        let normed = rms_norm(&last, &self.residents.norm, self.arch.norm_eps);
-        Ok(normed.matmul(&self.residents.head.tr()).to_kind(Kind::Float).to_device(Device::Cpu).view([-1]))
+        let normed = kernels.rms_norm(&last, &self.residents.norm, self.arch.norm_eps)?;
+        let mut logits = Vec::new();
+        let mut part = |rows: &Tensor, _| {
+            logits.push(normed.f_matmul(&rows.tr())?.to_kind(Kind::Float));
+            Ok(())
+        };
+        match &self.residents.head {
+            Some(head) => part(head, 0)?,
+            None => head_pieces(&mut self.streamer, n, self.kind, &mut part)?,
+        }
+        // The trace is the trainer's; here it only must not grow.
+        self.streamer.snapshot()?;
+        Ok(Tensor::f_cat(&logits, -1)?.to_device(Device::Cpu).view([-1]))
     }
 
     /// Continues `prompt` by up to `max_new` tokens, each handed to `each` as it comes; stops after an id in `stop`.

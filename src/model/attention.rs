@@ -1,10 +1,12 @@
 //! Causal self-attention with grouped queries, full or windowed, with or without a key/value cache.
 //!
 //! Rows are padded on the right only, so causality already hides padding from every real token and no mask is needed:
-//! the kernel stays the fast one.
+//! the kernel stays the fast one. On a GPU the flash kernels are called directly, forward and backward; elsewhere
+//! libtorch's attention runs under a graph of its own over q, k and v alone.
 
-use crate::device::shim;
-use crate::error::Result;
+use super::kernels::Kernels;
+use crate::device::shim::{self, FlashSaved};
+use crate::error::{Error, Result};
 use tch::{Kind, Tensor};
 
 /// Keys and values of one block for positions seen so far, `[1, kv_heads, T, D]` each.
@@ -13,10 +15,11 @@ pub struct KvCache(Option<(Tensor, Tensor)>);
 
 impl KvCache {
     /// Appends and returns all keys and values.
-    fn append(&mut self, k: Tensor, v: Tensor) -> (Tensor, Tensor) {
+    fn append(&mut self, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
         let (k, v) = match self.0.take() {
-            Some((old_k, old_v)) => (Tensor::cat(&[&old_k, &k], 2), Tensor::cat(&[&old_v, &v], 2)),
-            None => (k, v),
+            Some((old_k, old_v)) => (Tensor::cat(&[&old_k, k], 2), Tensor::cat(&[&old_v, v], 2)),
+            // Not a slice of the projections' buffer, which would live as long as the cache.
+            None => (k.contiguous(), v.contiguous()),
         };
         let out = (k.shallow_clone(), v.shallow_clone());
         self.0 = Some((k, v));
@@ -24,54 +27,118 @@ impl KvCache {
     }
 }
 
-/// Attention of q `[B, heads, S, D]` over k, v `[B, kv_heads, S, D]` → `[B, S, heads * D]`.
+/// q `[B, S, heads, D]`, k and v `[B, S, kv_heads, D]`; the last dimension is dense.
+#[derive(Debug)]
+pub struct Qkv {
+    /// Queries.
+    pub q: Tensor,
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+}
+
+/// What attention gives, and what its backward pass needs.
+#[derive(Debug)]
+pub struct Attended {
+    /// `[B, S, heads, D]`, dense.
+    pub out: Tensor,
+    saved: Saved,
+}
+
+#[derive(Debug)]
+enum Saved {
+    Nothing,
+    Flash(FlashSaved),
+    /// Leaves and output of a graph over attention alone.
+    Graph(Qkv, Tensor),
+}
+
+fn scale(q: &Tensor) -> f64 {
+    1.0 / (q.size()[3] as f64).sqrt()
+}
+
+/// Attention over the tokens of `qkv`. A key is visible if query − key < `window`.
 ///
-/// With a cache, the S queries are the last S positions of what it holds after appending. A key is visible if
-/// query − key < `window`.
+/// With a cache (one row, forward only), the S queries are the last S positions of what it holds after appending.
+/// With `keep`, the result can go through [`backward`].
 ///
 /// # Errors
-/// The windowed GPU kernel refuses its inputs.
-pub fn attention(
-    q: &Tensor,
-    k: Tensor,
-    v: Tensor,
+/// A kernel refuses its inputs, or the device is out of memory.
+pub fn forward(
+    kernels: &Kernels,
+    qkv: &Qkv,
     window: Option<usize>,
     cache: Option<&mut KvCache>,
-) -> Result<Tensor> {
-    let (k, v) = match cache {
-        Some(c) => c.append(k, v),
-        None => (k, v),
-    };
-    let (rows, heads, s, d) = q.size4()?;
-    let (_, kv_heads, t, _) = k.size4()?;
-    let scale = 1.0 / (d as f64).sqrt();
-    let windowed = window.filter(|&w| (w as i64) < t);
-    let cuda = q.device().is_cuda();
-    if let (Some(w), true, true) = (windowed, cuda, s == t) {
-        let bshd = |x: &Tensor| x.transpose(1, 2).contiguous();
-        let out = shim::flash_window(&bshd(q), &bshd(&k), &bshd(&v), scale, w)?;
-        return Ok(out.reshape([rows, s, heads * d]));
+    keep: bool,
+) -> Result<Attended> {
+    let Qkv { q, k, v } = qkv;
+    let s = q.size()[1];
+    let of_width = |t: i64| window.filter(|&w| (w as i64) < t);
+    let cached = cache.map(|c| c.append(&k.transpose(1, 2), &v.transpose(1, 2)));
+    let whole = cached.as_ref().is_none_or(|(k, _)| k.size()[2] == s);
+    if whole && kernels.flash(q.kind(), q.size()[3]) {
+        let saved = shim::flash_forward(q, k, v, scale(q), of_width(s))?;
+        let out = saved[0].shallow_clone();
+        return Ok(Attended { out, saved: if keep { Saved::Flash(saved) } else { Saved::Nothing } });
     }
+    if let Some((k, v)) = cached {
+        let t = k.size()[2];
+        return Ok(Attended { out: sdpa(&q.transpose(1, 2), &k, &v, of_width(t))?, saved: Saved::Nothing });
+    }
+    if !keep {
+        let out = sdpa(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2), of_width(s))?;
+        return Ok(Attended { out, saved: Saved::Nothing });
+    }
+    let leaf = |t: &Tensor| t.detach().set_requires_grad(true);
+    let leaves = Qkv { q: leaf(q), k: leaf(k), v: leaf(v) };
+    let graph = tch::with_grad(|| {
+        let heads_first = |t: &Tensor| t.transpose(1, 2);
+        sdpa(&heads_first(&leaves.q), &heads_first(&leaves.k), &heads_first(&leaves.v), of_width(s))
+    })?;
+    Ok(Attended { out: graph.detach(), saved: Saved::Graph(leaves, graph) })
+}
+
+/// Gradients of q, k and v, dense and shaped as they are, from `dout` `[B, S, heads, D]`.
+///
+/// # Errors
+/// `attended` was not kept for it, or the device is out of memory.
+pub fn backward(dout: &Tensor, qkv: &Qkv, attended: &Attended, window: Option<usize>) -> Result<Qkv> {
+    match &attended.saved {
+        Saved::Nothing => Err(Error::run("attention was not kept for a backward pass")),
+        Saved::Flash(saved) => {
+            let window = window.filter(|&w| (w as i64) < qkv.q.size()[1]);
+            let qkv = [&qkv.q, &qkv.k, &qkv.v];
+            let [q, k, v] = shim::flash_backward(dout, qkv, saved, scale(qkv[0]), window)?;
+            Ok(Qkv { q, k, v })
+        }
+        Saved::Graph(leaves, out) => {
+            let got = shim::grad(&[out], &[dout], &[&leaves.q, &leaves.k, &leaves.v])?;
+            let mut got = got.into_iter().map(|g| g.map(|g| g.contiguous()));
+            let mut next = || got.next().flatten().ok_or_else(|| Error::run("attention got no gradient"));
+            Ok(Qkv { q: next()?, k: next()?, v: next()? })
+        }
+    }
+}
+
+/// libtorch's attention of q `[B, heads, S, D]` over k, v `[B, kv_heads, T, D]` → `[B, S, heads, D]`, dense.
+fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<usize>) -> Result<Tensor> {
+    let (_, heads, s, _) = q.size4()?;
+    let (_, kv_heads, t, _) = k.size4()?;
+    let cuda = q.device().is_cuda();
     // CPU kernels know no grouped queries; repeating is exact.
     let (k, v) = if cuda || heads == kv_heads {
-        (k, v)
+        (k.shallow_clone(), v.shallow_clone())
     } else {
         let group = heads / kv_heads;
         (k.repeat_interleave_self_int(group, 1, None), v.repeat_interleave_self_int(group, 1, None))
     };
-    let mask = (windowed.is_some() || (s > 1 && s != t)).then(|| visible(s, t, windowed, q));
+    let mask = (window.is_some() || (s > 1 && s != t)).then(|| visible(s, t, window, q));
     let causal = mask.is_none() && s > 1;
-    let out = Tensor::f_scaled_dot_product_attention(
-        q,
-        &k,
-        &v,
-        mask.as_ref(),
-        0.0,
-        causal,
-        scale,
-        cuda && heads != kv_heads,
-    )?;
-    Ok(out.transpose(1, 2).reshape([rows, s, heads * d]))
+    let scale = 1.0 / (q.size()[3] as f64).sqrt();
+    let grouped = cuda && heads != kv_heads;
+    let out = Tensor::f_scaled_dot_product_attention(q, &k, &v, mask.as_ref(), 0.0, causal, scale, grouped)?;
+    Ok(out.transpose(1, 2).contiguous())
 }
 
 /// Additive mask `[S, T]`: 0 where the key is visible, −∞ where not. Query i stands at position t − s + i.

@@ -1,7 +1,12 @@
-//! Head and loss in token chunks, with the backward in the same chunk: no `tokens × vocabulary` tensor ever exists.
+//! Head and loss with the backward in the same pass: no `tokens × vocabulary` tensor ever exists.
 //!
-//! The head is frozen, so only the gradient of its input is made: dL/dh = (softmax(h·Wᵀ) − onehot)·W / tokens.
+//! The head is frozen, so only the gradient of its input is made: dL/dh = (softmax(h·Wᵀ) − onehot)·W · weight. A head on
+//! the device goes in token chunks ([`head_loss`]); one that streams comes in vocabulary chunks, each used once
+//! ([`OnlineHead`]).
 
+use super::kernels::{Kernels, OnlineRows};
+use crate::device::shim::{gemm, gemm_f32};
+use crate::error::Result;
 use tch::{Kind, Tensor};
 
 /// Sum of token losses, and the gradient of the hidden states when asked for.
@@ -15,57 +20,227 @@ pub struct HeadLoss {
 
 /// Cross-entropy of `hidden` `[N, H]` (after the final norm) against `labels` `[N]` (Int64; all must be real tokens).
 ///
-/// `weight` scales the gradient (1 / trained tokens of the step); `chunk` tokens are in flight at a time.
-#[must_use]
-pub fn head_loss(hidden: &Tensor, labels: &Tensor, head: &Tensor, weight: Option<f64>, chunk: usize) -> HeadLoss {
+/// `head` is `[V, H]`. `weight` scales the gradient (1 / trained tokens of the step); `chunk` tokens are in flight at a
+/// time, their logits in the compute type only.
+///
+/// # Errors
+/// The device is out of memory.
+pub fn head_loss(
+    kernels: &Kernels,
+    hidden: &Tensor,
+    labels: &Tensor,
+    head: &Tensor,
+    weight: Option<f64>,
+    chunk: usize,
+) -> Result<HeadLoss> {
     let _no_grad = tch::no_grad_guard();
     let n = hidden.size()[0];
-    let mut loss_sum = Tensor::zeros([], (Kind::Double, hidden.device()));
-    let grad = weight.map(|_| hidden.zeros_like());
-    let mut at = 0;
-    while at < n {
-        let len = (n - at).min(chunk.max(1) as i64);
-        let label = labels.narrow(0, at, len).unsqueeze(1);
-        let mut logits = hidden.narrow(0, at, len).matmul(&head.tr()).to_kind(Kind::Float);
-        let lse = logits.logsumexp([1_i64].as_slice(), true);
-        let token_loss = &lse - logits.gather(1, &label, false);
-        loss_sum += token_loss.sum(Kind::Double);
+    let chunk = (chunk.max(1) as i64).min(n);
+    let options = (hidden.kind(), hidden.device());
+    let room = Tensor::f_empty([chunk, head.size()[0]], options)?;
+    let grad = weight.map(|_| Tensor::f_empty(hidden.size(), options)).transpose()?;
+    let losses = Tensor::f_empty([n], (Kind::Float, hidden.device()))?;
+    for at in (0..n).step_by(chunk.max(1) as usize) {
+        let len = chunk.min(n - at);
+        let logits = room.narrow(0, 0, len);
+        gemm(&logits, &hidden.narrow(0, at, len), &head.tr(), 0.0, 1.0)?;
+        let loss = kernels.cross_entropy(&logits, &labels.narrow(0, at, len), grad.is_some())?;
+        losses.narrow(0, at, len).copy_(&loss);
         if let (Some(weight), Some(grad)) = (weight, &grad) {
-            logits -= &lse;
-            let mut p = logits.exp_();
-            let minus_one = Tensor::full([len, 1], -1.0, (Kind::Float, p.device()));
-            let _ = p.scatter_add_(1, &label, &minus_one);
-            p *= weight;
-            grad.narrow(0, at, len).copy_(&p.to_kind(head.kind()).matmul(head));
+            gemm(&grad.narrow(0, at, len), &logits, head, 0.0, weight)?;
         }
-        at += len;
     }
-    HeadLoss { loss_sum, grad }
+    Ok(HeadLoss { loss_sum: losses.f_sum(Kind::Double)?, grad })
+}
+
+/// The same loss with the head handed in by vocabulary chunks, each row once and in any split.
+///
+/// As in flash attention (Dao et al. 2022), a running maximum rescales what earlier chunks gave. The numbers depend on
+/// the split into chunks, not on where a chunk came from.
+#[derive(Debug)]
+pub struct OnlineHead<'a> {
+    kernels: &'a Kernels,
+    /// `[N, H]`
+    hidden: Tensor,
+    /// `[N]`
+    labels: Tensor,
+    weight: Option<f64>,
+    /// Tokens whose logits are in flight.
+    tokens: i64,
+    rows: OnlineRows,
+    /// Σ exp(logit − max)·W, and W's row of the label: `[N, H]`, f32 and compute type.
+    pull: Option<(Tensor, Tensor)>,
+    /// Logits of one chunk; kept while chunks are of one size.
+    room: Option<Tensor>,
+}
+
+impl<'a> OnlineHead<'a> {
+    /// Starts on `hidden` `[N, H]` (after the final norm) and `labels` `[N]` (Int64; all must be real tokens).
+    ///
+    /// `weight` as in [`head_loss`]; without it only the loss is made. `tokens` are in flight at a time.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn new(
+        kernels: &'a Kernels,
+        hidden: &Tensor,
+        labels: &Tensor,
+        weight: Option<f64>,
+        tokens: usize,
+    ) -> Result<OnlineHead<'a>> {
+        let (n, device) = (hidden.size()[0], hidden.device());
+        let pull = weight.map(|_| -> Result<(Tensor, Tensor)> {
+            let sum = Tensor::f_zeros(hidden.size(), (Kind::Float, device))?;
+            Ok((sum, Tensor::f_zeros(hidden.size(), (hidden.kind(), device))?))
+        });
+        Ok(OnlineHead {
+            kernels,
+            hidden: hidden.detach(),
+            labels: labels.shallow_clone(),
+            weight,
+            tokens: (tokens.max(1) as i64).min(n.max(1)),
+            rows: OnlineRows::new(n, device)?,
+            pull: pull.transpose()?,
+            room: None,
+        })
+    }
+
+    /// Takes rows `first_row .. first_row + rows` of the head: `w` `[rows, H]`, read by kernels queued here only.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn chunk(&mut self, w: &Tensor, first_row: usize) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let (n, words, first) = (self.hidden.size()[0], w.size()[0], first_row as i64);
+        let shape = [self.tokens, words];
+        let room = match self.room.take() {
+            Some(t) if t.size() == shape => t,
+            _ => Tensor::f_empty(shape, (self.hidden.kind(), self.hidden.device()))?,
+        };
+        for at in (0..n).step_by(self.tokens as usize) {
+            let len = self.tokens.min(n - at);
+            let (logits, rows) = (room.narrow(0, 0, len), self.rows.narrow(at, len));
+            gemm(&logits, &self.hidden.narrow(0, at, len), &w.tr(), 0.0, 1.0)?;
+            let labels = self.labels.narrow(0, at, len);
+            self.kernels.online_softmax(&logits, &labels, &rows, first, self.pull.is_some())?;
+            if let Some((sum, _)) = &self.pull {
+                let mut sum = sum.narrow(0, at, len);
+                let _ = sum.f_mul_(&rows.scale.unsqueeze(1))?;
+                gemm_f32(&sum, &logits, w, 1.0)?;
+            }
+        }
+        if let Some((_, picked)) = &self.pull {
+            self.kernels.gather_rows(picked, w, &self.labels, first)?;
+        }
+        self.room = Some(room);
+        Ok(())
+    }
+
+    /// Loss and gradient once every row has come; a label whose row never came gives NaN.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn finish(self) -> Result<HeadLoss> {
+        let _no_grad = tch::no_grad_guard();
+        let rows = &self.rows;
+        let losses = &rows.max + rows.sum.log() - &rows.picked;
+        let grad = match (self.pull, self.weight) {
+            (Some((mut sum, picked)), Some(weight)) => {
+                let _ = sum.f_div_(&rows.sum.unsqueeze(1))?.f_sub_(&picked)?.f_mul_scalar_(weight)?;
+                Some(sum.to_kind(self.hidden.kind()))
+            }
+            _ => None,
+        };
+        Ok(HeadLoss { loss_sum: losses.f_sum(Kind::Double)?, grad })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::shim;
     use tch::Device;
 
-    #[test]
-    fn chunks_change_nothing_and_match_autograd() {
-        let _ = crate::device::shim::init();
+    /// Hidden states, head, labels, and autograd's loss sum and gradient at weight 0.25.
+    fn case() -> (Tensor, Tensor, Tensor, f64, Tensor) {
+        let _ = shim::init();
         tch::manual_seed(1);
         let opts = (Kind::Float, Device::Cpu);
-        let hidden = Tensor::randn([7, 16], opts);
+        let hidden = Tensor::randn([7, 16], opts) * 2.0;
         let head = Tensor::randn([33, 16], opts);
         let labels = Tensor::from_slice(&[0_i64, 5, 32, 7, 7, 1, 2]);
         let x = hidden.detach().set_requires_grad(true);
         let reference =
             x.matmul(&head.tr()).cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
-        let want = crate::device::shim::grad(&[&reference], &[&Tensor::from(0.25_f32)], &[&x]).unwrap();
-        for chunk in [1, 3, 7, 100] {
-            let got = head_loss(&hidden, &labels, &head, Some(0.25), chunk);
-            let difference = (got.loss_sum.double_value(&[]) - reference.double_value(&[])).abs();
-            assert!(difference < 1e-5, "chunk {chunk}: {difference}");
-            let worst = (got.grad.unwrap() - want[0].as_ref().unwrap()).abs().max().double_value(&[]);
-            assert!(worst < 1e-6, "chunk {chunk}: {worst}");
+        let want = shim::grad(&[&reference], &[&Tensor::from(0.25_f32)], &[&x]).unwrap().remove(0).unwrap();
+        (hidden, head, labels, reference.double_value(&[]), want)
+    }
+
+    fn check(what: &str, got: &HeadLoss, loss: f64, want: &Tensor) {
+        let difference = (got.loss_sum.double_value(&[]) - loss).abs();
+        assert!(difference < 2e-5, "{what}: {difference}");
+        let worst = (got.grad.as_ref().unwrap() - want).abs().max().double_value(&[]);
+        assert!(worst < 2e-6, "{what}: {worst}");
+    }
+
+    fn online(split: &[i64], tokens: usize, weight: Option<f64>) -> HeadLoss {
+        let (hidden, head, labels, ..) = case();
+        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, weight, tokens).unwrap();
+        let mut at = 0;
+        for &rows in split {
+            online.chunk(&head.narrow(0, at, rows), at as usize).unwrap();
+            at += rows;
         }
+        assert_eq!(at, 33);
+        online.finish().unwrap()
+    }
+
+    #[test]
+    fn chunks_change_nothing_and_match_autograd() {
+        let (hidden, head, labels, loss, want) = case();
+        for chunk in [1, 3, 7, 100] {
+            let got = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, Some(0.25), chunk).unwrap();
+            check(&format!("chunk {chunk}"), &got, loss, &want);
+            let only = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, None, chunk).unwrap();
+            assert!(only.grad.is_none());
+            assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5);
+        }
+    }
+
+    #[test]
+    fn vocabulary_chunks_match_autograd_in_any_split() {
+        let (.., loss, want) = case();
+        for split in [vec![33], vec![16, 17], vec![1; 33], vec![30, 3], vec![8, 8, 8, 8, 1]] {
+            for tokens in [1, 3, 7, 100] {
+                let what = format!("{split:?} of {tokens} tokens");
+                check(&what, &online(&split, tokens, Some(0.25)), loss, &want);
+                let only = online(&split, tokens, None);
+                assert!(only.grad.is_none());
+                assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5, "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn vocabulary_chunks_from_other_memory_are_bit_equal() {
+        let (hidden, head, labels, ..) = case();
+        let run = |copy: bool| {
+            let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, Some(0.5), 4).unwrap();
+            for (at, len) in [(0, 16), (16, 16), (32, 1)] {
+                let rows = head.narrow(0, at, len);
+                online.chunk(&if copy { rows.copy() } else { rows }, at as usize).unwrap();
+            }
+            let out = online.finish().unwrap();
+            (Vec::<f32>::try_from(out.grad.unwrap().view([-1])).unwrap(), out.loss_sum.double_value(&[]))
+        };
+        assert_eq!(run(false), run(true));
+    }
+
+    #[test]
+    fn a_label_that_never_came_gives_nan() {
+        let (hidden, head, labels, ..) = case();
+        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, None, 4).unwrap();
+        online.chunk(&head.narrow(0, 0, 32), 0).unwrap();
+        assert!(online.finish().unwrap().loss_sum.double_value(&[]).is_nan());
     }
 }

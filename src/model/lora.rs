@@ -1,14 +1,46 @@
 //! LoRA (Hu et al. 2021): y = x·Wᵀ + b + s·(dropout(x)·Aᵀ)·Bᵀ, s = alpha/r or alpha/√r (rsLoRA, Kalajdzievski 2023).
 //!
 //! All A and B of a model lie in one flat f32 buffer, so the optimizer, the norm and the gradient are one tensor each.
+//! The A's of projections that share their input lie one below the other, so that one product serves them all.
 
-use super::dropout::{self, MaskKey};
+use super::delta::{BlockAdapter, GroupView};
+use super::dropout;
 use crate::checkpoint::adapter::AdapterTensor;
 use crate::checkpoint::{Checkpoint, Role};
 use crate::config::LoraSection;
 use crate::error::{Error, Result};
 use crate::plan::lowest_trainable;
+use std::ops::Range;
 use tch::{Device, Kind, Tensor};
+
+/// Projections that share their input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// q, k and v, of the normed input.
+    Qkv,
+    /// o, of what attention gives.
+    O,
+    /// Gate and up, of the normed middle.
+    GateUp,
+    /// Down, of the activation.
+    Down,
+}
+
+impl Group {
+    /// In the order of the forward pass, which is [`Role::ALL`]'s.
+    pub const ALL: [Group; 4] = [Group::Qkv, Group::O, Group::GateUp, Group::Down];
+
+    /// Its projections.
+    #[must_use]
+    pub fn roles(self) -> &'static [Role] {
+        match self {
+            Group::Qkv => &[Role::Q, Role::K, Role::V],
+            Group::O => &[Role::O],
+            Group::GateUp => &[Role::Gate, Role::Up],
+            Group::Down => &[Role::Down],
+        }
+    }
+}
 
 /// One adapted projection and where its A and B lie in the flat buffer.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,24 +96,30 @@ impl AdapterLayout {
                     .next("use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj or all-linear"));
             }
         }
-        let mut targets = Vec::new();
+        let mut targets: Vec<Target> = Vec::new();
         let mut at = 0;
         for block in lowest..n {
-            for role in Role::ALL {
-                let Some(name) = role.lora_target() else { continue };
-                if !wanted(name) {
-                    continue;
+            for group in Group::ALL {
+                let from = targets.len();
+                for &role in group.roles() {
+                    let name = role.lora_target().expect("groups are of projections");
+                    if !wanted(name) {
+                        continue;
+                    }
+                    let tensor = checkpoint
+                        .block_tensor(block, role)
+                        .ok_or_else(|| Error::checkpoint(format!("block {block} has no {name}")))?;
+                    let (d_out, d_in) = (tensor.shape[0] as usize, tensor.shape[1] as usize);
+                    let module = tensor.name.trim_end_matches(".weight").to_string();
+                    targets.push(Target { block, role, module, d_in, d_out, a: at, b: 0 });
+                    at += config.r * d_in;
                 }
-                let tensor = checkpoint
-                    .block_tensor(block, role)
-                    .ok_or_else(|| Error::checkpoint(format!("block {block} has no {name}")))?;
-                let (d_out, d_in) = (tensor.shape[0] as usize, tensor.shape[1] as usize);
-                let (a, b) = (at, at + config.r * d_in);
-                at = b + d_out * config.r;
-                // Every tensor starts on 64 elements: 256 bytes.
-                at = at.div_ceil(64) * 64;
-                let module = tensor.name.trim_end_matches(".weight").to_string();
-                targets.push(Target { block, role, module, d_in, d_out, a, b });
+                for t in &mut targets[from..] {
+                    // Stacked A's and every B start on 64 elements: 256 bytes.
+                    t.b = at.next_multiple_of(64);
+                    at = t.b + t.d_out * config.r;
+                }
+                at = at.next_multiple_of(64);
             }
         }
         if targets.is_empty() {
@@ -100,7 +138,7 @@ impl AdapterLayout {
 
     /// Indices of the targets of `block`.
     #[must_use]
-    pub fn of_block(&self, block: usize) -> std::ops::Range<usize> {
+    pub fn of_block(&self, block: usize) -> Range<usize> {
         let from = self.targets.partition_point(|t| t.block < block);
         let to = self.targets.partition_point(|t| t.block <= block);
         from..to
@@ -179,7 +217,7 @@ impl AdapterLayout {
     }
 }
 
-/// The adapter on a device: f32 masters, and leaves in the compute type that autograd differentiates.
+/// The adapter on a device: f32 masters, and what blocks compute with.
 #[derive(Debug)]
 pub struct Adapter {
     /// Its shape.
@@ -188,15 +226,8 @@ pub struct Adapter {
     pub flat: Tensor,
     /// The masters rounded to the compute type; the same storage as `flat` when that is f32.
     compute: Tensor,
-}
-
-/// A and B of one target as leaves for one visit.
-#[derive(Debug)]
-pub struct Linear {
-    /// `[r, in]`
-    pub a: Tensor,
-    /// `[out, r]`
-    pub b: Tensor,
+    /// Views of `compute`, by block from the lowest trainable one.
+    views: Vec<Vec<GroupView>>,
 }
 
 impl Adapter {
@@ -205,25 +236,32 @@ impl Adapter {
     pub fn new(layout: AdapterLayout, flat: &[f32], kind: Kind, device: Device) -> Adapter {
         let flat = Tensor::from_slice(flat).to_device(device);
         let compute = flat.to_kind(kind);
-        Adapter { layout, flat, compute }
+        let last = layout.targets.last().map_or(layout.lowest, |t| t.block);
+        let views = (layout.lowest..=last)
+            .map(|block| GroupView::of_block(&layout.targets[layout.of_block(block)], layout.r, &compute))
+            .collect();
+        Adapter { layout, flat, compute, views }
     }
 
     /// Rounds the masters to the compute type again, after an update.
     pub fn refresh(&mut self) {
-        self.compute = self.flat.to_kind(self.compute.kind());
+        if self.compute.data_ptr() != self.flat.data_ptr() {
+            // In place: the views stay.
+            self.compute.copy_(&self.flat);
+        }
     }
 
-    /// Leaves of the targets of `block`, in target order; `train` makes them require gradients.
+    /// The adapted projections of `block`; `mask` is seed, step and micro-batch where dropout is on.
     #[must_use]
-    pub fn leaves(&self, block: usize, train: bool) -> Vec<Linear> {
-        let r = self.layout.r as i64;
-        let cut = |at: usize, rows: i64, cols: i64| {
-            self.compute.narrow(0, at as i64, rows * cols).view([rows, cols]).detach().set_requires_grad(train)
-        };
-        self.layout.targets[self.layout.of_block(block)]
-            .iter()
-            .map(|t| Linear { a: cut(t.a, r, t.d_in as i64), b: cut(t.b, t.d_out as i64, r) })
-            .collect()
+    pub fn block(&self, block: usize, mask: Option<(u64, u64, usize)>) -> BlockAdapter<'_> {
+        let groups = block.checked_sub(self.layout.lowest).and_then(|i| self.views.get(i));
+        BlockAdapter {
+            groups: groups.map_or(&[], Vec::as_slice),
+            block,
+            scale: self.layout.scale,
+            dropout: if mask.is_some() { self.layout.dropout } else { 0.0 },
+            mask: mask.unwrap_or_default(),
+        }
     }
 
     /// The flat f32 values, on the host.
@@ -232,37 +270,5 @@ impl Adapter {
     /// Earlier work on the device failed.
     pub fn to_host(&self) -> Result<Vec<f32>> {
         Ok(Vec::<f32>::try_from(&self.flat.to_device(Device::Cpu))?)
-    }
-}
-
-/// The adapted projections of one block during one visit.
-#[derive(Debug)]
-pub struct BlockAdapter<'a> {
-    /// Targets of the block.
-    pub targets: &'a [Target],
-    /// Their leaves.
-    pub leaves: &'a [Linear],
-    /// Scale s.
-    pub scale: f64,
-    /// Dropout on A's input; 0 in evaluation.
-    pub dropout: f64,
-    /// Seed, step and micro-batch of the masks.
-    pub mask: (u64, u64, usize),
-}
-
-impl BlockAdapter<'_> {
-    /// The adapter's part of projection `role` for input `x` `[.., in]` → `[.., out]`; `None` if it isn't adapted.
-    #[must_use]
-    pub fn delta(&self, role: Role, x: &Tensor) -> Option<Tensor> {
-        let i = self.targets.iter().position(|t| t.role == role)?;
-        let leaf = &self.leaves[i];
-        let (seed, step, micro_batch) = self.mask;
-        let low = if self.dropout > 0.0 {
-            let key = MaskKey::new(seed, step, micro_batch, self.targets[i].block, role as usize);
-            dropout::dropout(x, self.dropout, key).matmul(&leaf.a.tr())
-        } else {
-            x.matmul(&leaf.a.tr())
-        };
-        Some(low.matmul(&leaf.b.tr()) * self.scale)
     }
 }

@@ -5,18 +5,22 @@
 
 pub mod attention;
 pub mod block;
+pub mod delta;
 pub mod dropout;
+mod feed_forward;
 pub mod head;
+pub mod kernels;
 pub mod lora;
-pub mod norm;
 pub mod resident;
 pub mod rope;
+pub mod visit;
 pub mod weights;
 
-pub use block::{BlockContext, block_forward};
-pub use lora::{Adapter, AdapterLayout, Linear};
+pub use block::{BlockContext, backward as block_backward, forward as block_forward};
+pub use kernels::Kernels;
+pub use lora::{Adapter, AdapterLayout};
 pub use resident::Residents;
-pub use weights::{BlockWeights, kind_of};
+pub use weights::{BlockWeights, Weights, Whole, kind_of};
 
 use crate::checkpoint::{Checkpoint, Dtype};
 use tch::{Device, Kind};

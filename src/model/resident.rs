@@ -8,9 +8,9 @@ use tch::{Device, Kind, Tensor};
 
 /// Rows of the embedding.
 enum Embedding {
-    /// Tied: the head on the device is the table.
+    /// Tied, and the head is on the device: it is the table.
     Head,
-    /// Untied: the stored rows in host memory; a step gathers `tokens × hidden` of them.
+    /// The stored rows in host memory; a step gathers `tokens × hidden` of them.
     Host { rows: HostMemory, kind: Kind, hidden: i64, vocab: i64 },
 }
 
@@ -18,14 +18,17 @@ enum Embedding {
 pub struct Residents {
     /// `[H]`
     pub norm: Tensor,
-    /// `[V, H]`
-    pub head: Tensor,
+    /// `[V, H]`; `None` when it streams.
+    pub head: Option<Tensor>,
     embedding: Embedding,
+    vocab: i64,
+    device: Device,
     kind: Kind,
 }
 
 impl Residents {
-    /// Loads them for computing in `kind` on `device`. `progress(done, total)` in bytes.
+    /// Loads them for computing in `kind` on `device`; the head only if it stays there (`with_head`).
+    /// `progress(done, total)` in bytes.
     ///
     /// # Errors
     /// A read fails, or the device is out of memory.
@@ -34,19 +37,24 @@ impl Residents {
         reader: &Reader,
         kind: Kind,
         device: Device,
+        with_head: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Residents> {
         let head_info = checkpoint.head_tensor();
         let table = &checkpoint.tensors[checkpoint.embed];
-        let untied = checkpoint.head.is_some();
-        let total = head_info.bytes + if untied { table.bytes } else { 0 };
+        // A tied table is gathered from the head, unless that isn't on the device.
+        let on_host = checkpoint.head.is_some() || !with_head;
+        let total = if with_head { head_info.bytes } else { 0 } + if on_host { table.bytes } else { 0 };
         let mut done = 0;
         let norm = to_device(&checkpoint.tensors[checkpoint.final_norm], reader, kind, device, &mut |_| {})?;
-        let head = to_device(head_info, reader, kind, device, &mut |n| {
-            done += n;
-            progress(done, total);
-        })?;
-        let embedding = if untied {
+        let mut head = None;
+        if with_head {
+            head = Some(to_device(head_info, reader, kind, device, &mut |n| {
+                done += n;
+                progress(done, total);
+            })?);
+        }
+        let embedding = if on_host {
             let rows = HostMemory::new(table.bytes)?;
             let mut at = 0;
             reader.read_range(table.file, table.offset, table.bytes, &mut |bytes| {
@@ -62,7 +70,7 @@ impl Residents {
         } else {
             Embedding::Head
         };
-        Ok(Residents { norm, head, embedding, kind })
+        Ok(Residents { norm, head, embedding, vocab: table.shape[0] as i64, device, kind })
     }
 
     /// Embedding rows of `ids` `[B, S]` (Int64, on the host) → `[B, S, H]` on the head's device.
@@ -70,7 +78,7 @@ impl Residents {
     /// # Errors
     /// An id outside the table.
     pub fn embed(&self, ids: &Tensor) -> Result<Tensor> {
-        let vocab = self.head.size()[0];
+        let vocab = self.vocab;
         let (low, high) = (ids.min().int64_value(&[]), ids.max().int64_value(&[]));
         if low < 0 || high >= vocab {
             return Err(Error::data(format!(
@@ -79,11 +87,14 @@ impl Residents {
             )));
         }
         Ok(match &self.embedding {
-            Embedding::Head => Tensor::embedding(&self.head, &ids.to_device(self.head.device()), -1, false, false),
+            Embedding::Head => {
+                let head = self.head.as_ref().expect("a table without rows of its own has the head's");
+                Tensor::embedding(head, &ids.to_device(self.device), -1, false, false)
+            }
             Embedding::Host { rows, kind, hidden, vocab } => {
                 // SAFETY: the mapping holds `vocab * hidden` elements and outlives the gather below.
                 let table = unsafe { crate::device::shim::view(rows.at(0), &[*vocab, *hidden], *kind, Device::Cpu) };
-                Tensor::embedding(&table, ids, -1, false, false).to_device(self.head.device()).to_kind(self.kind)
+                Tensor::embedding(&table, ids, -1, false, false).to_device(self.device).to_kind(self.kind)
             }
         })
     }

@@ -1,15 +1,15 @@
-//! Rotary position embedding (Su et al. 2021) in Hugging Face's rotate-half order.
+//! Rotary position embedding (Su et al. 2021) in Hugging Face's rotate-half order: the tables. `kernels` rotates.
 
 use crate::checkpoint::Arch;
 use tch::{Device, Kind, Tensor};
 
-/// Cosines and sines for a range of positions.
+/// Cosines and sines for a range of positions, one per pair of elements.
 #[derive(Debug)]
 pub struct RopeTable {
-    /// `[1, 1, S, D]`
-    cos: Tensor,
-    /// `[1, 1, S, D]`
-    sin: Tensor,
+    /// `[S, D/2]`
+    pub cos: Tensor,
+    /// `[S, D/2]`
+    pub sin: Tensor,
 }
 
 impl RopeTable {
@@ -22,16 +22,39 @@ impl RopeTable {
         for p in start..start + len {
             angles.extend(inv.iter().map(|f| p as f32 * f));
         }
-        let angles = Tensor::from_slice(&angles).reshape([1, 1, len as i64, half]);
-        let angles = Tensor::cat(&[&angles, &angles], -1);
+        let angles = Tensor::from_slice(&angles).reshape([len as i64, half]);
         let place = |t: Tensor| t.to_kind(kind).to_device(device);
         RopeTable { cos: place(angles.cos()), sin: place(angles.sin()) }
     }
 
-    /// Rotates `x` `[B, heads, S, D]`.
-    pub fn apply(&self, x: &Tensor) -> Tensor {
-        let halves = x.chunk(2, -1);
-        let rotated = Tensor::cat(&[&(-&halves[1]), &halves[0]], -1);
-        x * &self.cos + rotated * &self.sin
+    /// Positions in the table.
+    #[must_use]
+    pub fn len(&self) -> i64 {
+        self.cos.size()[0]
+    }
+
+    /// Whether it has no position.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The table from position 0, kept for the greatest length seen: a step makes no table of its own.
+#[derive(Debug, Default)]
+pub struct RopeCache(Option<RopeTable>);
+
+impl RopeCache {
+    /// Positions `0 .. len`, sharing the cache's memory.
+    pub fn get(&mut self, arch: &Arch, len: usize, kind: Kind, device: Device) -> RopeTable {
+        let table = match self.0.take() {
+            Some(t) if t.len() >= len as i64 => t,
+            // Powers of two, so that growing lengths make few tables.
+            _ => RopeTable::new(arch, 0, len.next_power_of_two(), kind, device),
+        };
+        let cut = |t: &Tensor| t.narrow(0, 0, len as i64);
+        let out = RopeTable { cos: cut(&table.cos), sin: cut(&table.sin) };
+        self.0 = Some(table);
+        out
     }
 }

@@ -94,13 +94,19 @@ impl Habit {
         Visit(vec![Op::Take(segment), Op::Done(segment)])
     }
 
+    /// The visits of a forward pass.
+    #[must_use]
+    pub fn sweep(self, n_blocks: usize, head_pieces: usize) -> Vec<Visit> {
+        let up = (0..n_blocks).map(|b| self.forward(b));
+        up.chain((0..head_pieces).map(|p| Habit::head(n_blocks * PARTS + p))).collect()
+    }
+
     /// The visits of a training step: up, the head's pieces, down to the lowest trained block.
     #[must_use]
     pub fn step(self, n_blocks: usize, lowest: usize, head_pieces: usize) -> Vec<Visit> {
-        let up = (0..n_blocks).map(|b| self.forward(b));
-        let head = (0..head_pieces).map(|p| Habit::head(n_blocks * PARTS + p));
-        let down = (lowest..n_blocks).rev().map(|b| self.backward(b));
-        up.chain(head).chain(down).collect()
+        let mut visits = self.sweep(n_blocks, head_pieces);
+        visits.extend((lowest..n_blocks).rev().map(|b| self.backward(b)));
+        visits
     }
 }
 

@@ -4,9 +4,11 @@ use super::cpu::CpuLane;
 use super::lane::Lane;
 use super::ring::{Ring, chunk_limit};
 use crate::checkpoint::{Checkpoint, Part};
+use crate::config::StreamSection;
 use crate::error::{Error, Result};
 use crate::event::TierName;
-use crate::plan::schedule::{Habit, Slots, head_rows};
+use crate::plan::ModePlan;
+use crate::plan::schedule::{Slots, head_rows};
 use crate::store::layout::SlotKind;
 use crate::store::{HostMemory, Reader, SegmentLayout};
 use std::collections::VecDeque;
@@ -21,8 +23,8 @@ pub struct StreamSetup {
     pub ring: [usize; 2],
     /// Visits fetched ahead of the one computing.
     pub prefetch_ahead: usize,
-    /// How visits use parts.
-    pub habit: Habit,
+    /// A block doesn't fit its slots: parts are loaded for each use.
+    pub split: bool,
     /// Where the head waits when it streams; `None`: it stays on the device and is not the streamer's.
     pub head: Option<TierName>,
     /// Host memory that disk reads go through, bytes.
@@ -37,6 +39,19 @@ pub struct StreamSetup {
 }
 
 impl StreamSetup {
+    /// What `plan` says, on a CPU until a GPU is put in.
+    #[must_use]
+    pub fn of(plan: &ModePlan, config: &StreamSection) -> StreamSetup {
+        StreamSetup {
+            ring: plan.stream.ring,
+            split: plan.stream.split,
+            head: plan.stream.head,
+            ring_bytes: plan.stream.host_ring.0,
+            allow_pageable: config.allow_pageable,
+            ..StreamSetup::cpu(plan.placement.iter().map(|p| p.tier).collect(), 0, config.prefetch_ahead)
+        }
+    }
+
     /// A CPU stream with a ring of `ring` whole blocks, without test delays.
     #[must_use]
     pub fn cpu(tiers: Vec<TierName>, ring: usize, prefetch_ahead: usize) -> StreamSetup {
@@ -44,7 +59,7 @@ impl StreamSetup {
             tiers,
             ring: [ring, ring * FEED_FORWARD],
             prefetch_ahead,
-            habit: Habit { micro: 1, ..Habit::default() },
+            split: false,
             head: None,
             ring_bytes: 64 << 20,
             allow_pageable: false,
@@ -164,7 +179,7 @@ impl StreamSetup {
     /// Whether the rings hold what a visit takes at once.
     fn check(&self, slots: &Slots) -> Result<()> {
         let streams = slots.fixed.iter().any(|f| !f);
-        let least = [1, if self.habit.split { 1 } else { FEED_FORWARD }];
+        let least = [1, if self.split { 1 } else { FEED_FORWARD }];
         if streams && (self.ring[0] < least[0] || self.ring[1] < least[1]) {
             return Err(Error::infeasible(format!(
                 "{} and {} slots cannot hold the parts of a block that are used at once, {} and {}",

@@ -54,6 +54,7 @@ pub struct Streamer {
     layouts: Vec<SegmentLayout>,
     tiers: Vec<TierName>,
     n_blocks: usize,
+    split: bool,
     ahead: u64,
     schedule: Schedule,
     /// Ops not yet done, the visit each belongs to, and whether it opens it.
@@ -96,6 +97,7 @@ impl Streamer {
         let n_slots = slots.classes().len();
         Ok(Streamer {
             n_blocks: checkpoint.blocks.len(),
+            split: setup.split,
             ahead: setup.prefetch_ahead as u64,
             schedule: Schedule::new(&slots),
             program: VecDeque::new(),
@@ -159,6 +161,12 @@ impl Streamer {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.program.is_empty()
+    }
+
+    /// Whether parts are loaded for each use, because a block doesn't fit its slots.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.split
     }
 
     /// Pieces of a streamed head; 0 when the head stays on the device.

@@ -1,5 +1,6 @@
 //! The trainer: walks the blocks forward and back, updates the adapter, saves, resumes, and says what it does.
 
+mod loss;
 pub mod optim;
 pub mod save;
 pub mod schedule;

@@ -1,5 +1,7 @@
 //! AdamW (Loshchilov & Hutter 2019) in f32 over one flat tensor, in the operation order of `torch.optim.AdamW`.
 
+use crate::error::Result;
+use crate::model::kernels::{AdamStep, Kernels};
 use tch::{Kind, Tensor};
 
 /// Moments and step count. The parameters are the adapter's flat f32 masters.
@@ -26,20 +28,23 @@ impl AdamW {
         AdamW { m: params.zeros_like(), v: params.zeros_like(), updates: 0, weight_decay }
     }
 
-    /// One update of `params` `[len]` f32 with `grad` `[len]` f32.
-    pub fn update(&mut self, params: &mut Tensor, grad: &Tensor, rate: f64) {
+    /// One update of `params` `[len]` f32 with `grad` `[len]` f32, in place.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn update(&mut self, params: &mut Tensor, grad: &Tensor, rate: f64) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         self.updates += 1;
         let t = self.updates as f64;
-        let _ = params.g_mul_scalar_(1.0 - rate * self.weight_decay);
-        let _ = self.m.lerp_(grad, 1.0 - BETA1);
-        let _ = self.v.g_mul_scalar_(BETA2);
-        let _ = self.v.g_add_(&(grad * grad * (1.0 - BETA2)));
-        let correction1 = 1.0 - BETA1.powf(t);
-        let correction2 = (1.0 - BETA2.powf(t)).sqrt();
-        let denominator = self.v.sqrt() / correction2 + EPS;
-        let step = &self.m / denominator * (rate / correction1);
-        let _ = params.g_sub_(&step);
+        let step = AdamStep {
+            decay: 1.0 - rate * self.weight_decay,
+            lerp: 1.0 - BETA1,
+            beta2: BETA2,
+            correction2: (1.0 - BETA2.powf(t)).sqrt(),
+            eps: EPS,
+            step: rate / (1.0 - BETA1.powf(t)),
+        };
+        Kernels::of(params.device()).adamw(params, &self.m, &self.v, grad, step)
     }
 }
 
@@ -68,7 +73,7 @@ mod tests {
         let mut w = Tensor::ones([1], (Kind::Float, Device::Cpu));
         let mut adam = AdamW::new(&w, 0.0);
         for _ in 0..100 {
-            adam.update(&mut w, &Tensor::ones([1], (Kind::Float, Device::Cpu)), 1e-3);
+            adam.update(&mut w, &Tensor::ones([1], (Kind::Float, Device::Cpu)), 1e-3).unwrap();
         }
         assert!((w.double_value(&[0]) - 0.9).abs() < 1e-5, "{}", w.double_value(&[0]));
         assert_eq!(w.to_kind(Kind::BFloat16).to_kind(Kind::Float).double_value(&[0]), 0.898_437_5);

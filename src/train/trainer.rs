@@ -20,7 +20,7 @@ use crate::event::{
 use crate::model::{Adapter, AdapterLayout, Residents, attention, compute_kind, kind_name};
 use crate::plan::{ModePlan, lowest_trainable};
 use crate::store::Reader;
-use crate::stream::{StreamSetup, Streamer};
+use crate::stream::{Boundaries, StreamSetup, Streamer};
 use crate::units::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -124,14 +124,24 @@ impl<'a> Run<'a> {
             notice(&sink, Level::Info, text.clone());
         }
 
-        let setup = stream_setup(job, plan, device)?;
+        #[cfg(feature = "cuda")]
+        let cuda = match device {
+            Device::Cuda(i) => Some(Arc::new(crate::device::cuda::Gpu::open(i)?)),
+            _ => None,
+        };
+        let setup = StreamSetup {
+            #[cfg(feature = "cuda")]
+            gpu: cuda.clone(),
+            ..StreamSetup::of(plan, &config.stream)
+        };
         let mut stage = Stages { sink: sink.as_ref(), last: 0 };
         let streamer =
             Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
         if device.is_cuda() && !streamer.is_pinned() {
             notice(&sink, Level::Warn, "host memory is pageable: copies are slower than planned".into());
         }
-        let residents = Residents::load(&checkpoint, streamer.reader(), kind, device, &mut |d, t| {
+        let with_head = plan.stream.head.is_none();
+        let residents = Residents::load(&checkpoint, streamer.reader(), kind, device, with_head, &mut |d, t| {
             stage.bytes("loading head and embedding", d, t);
         })?;
         let adapter_config = adapter_config(job, &checkpoint);
@@ -144,7 +154,24 @@ impl<'a> Run<'a> {
         }
         let loss_chunk = config.stream.loss_chunk;
         let gpu = if let Device::Cuda(i) = device { Some(i) } else { None };
-        let walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
+        let mut walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
+        walk.mlp_chunk = plan.stream.mlp_chunk;
+        if plan.stream.offload {
+            let t = &config.train;
+            let (micro, tokens) =
+                (t.gradient_accumulation_steps, t.per_device_train_batch_size * config.data.max_length);
+            let bytes = (tokens * checkpoint.arch.hidden * kind.elt_size_in_bytes()) as u64;
+            let blocks = checkpoint.blocks.len() - walk.adapter.layout.lowest;
+            walk.boundaries = {
+                #[cfg(feature = "cuda")]
+                match &cuda {
+                    Some(gpu) => Boundaries::offloaded_from(gpu.clone(), blocks, micro, bytes)?,
+                    None => Boundaries::offloaded(blocks, micro, bytes)?,
+                }
+                #[cfg(not(feature = "cuda"))]
+                Boundaries::offloaded(blocks, micro, bytes)?
+            };
+        }
         Ok(Run {
             telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
             job,
@@ -235,7 +262,7 @@ impl<'a> Run<'a> {
             notice(&self.sink, Level::Warn, format!("step {} skipped: {why}", index + 1));
         } else {
             optim::clip(&mut grad, norm, train.max_grad_norm);
-            self.adam.update(&mut self.walk.adapter.flat, &grad, rate);
+            self.adam.update(&mut self.walk.adapter.flat, &grad, rate)?;
             self.walk.adapter.refresh();
         }
         drop(grad);
@@ -400,20 +427,6 @@ fn choose_device(wanted: &str, planned_gpu: bool) -> Result<Device> {
         (_, Err(why), _) => Err(Error::device(format!("no GPU to train on: {why}"))
             .next("install a driver ≥ 580, or set train.device = \"cpu\"")),
     }
-}
-
-fn stream_setup(job: &Job, plan: &ModePlan, device: Device) -> Result<StreamSetup> {
-    let tiers = plan.placement.iter().map(|p| p.tier).collect();
-    let stream = &job.config.stream;
-    Ok(StreamSetup {
-        allow_pageable: stream.allow_pageable,
-        #[cfg(feature = "cuda")]
-        gpu: match device {
-            Device::Cuda(i) => Some(Arc::new(crate::device::cuda::Gpu::open(i)?)),
-            _ => None,
-        },
-        ..StreamSetup::cpu(tiers, plan.ring_slots, stream.prefetch_ahead)
-    })
 }
 
 /// What may not differ on resume is an error; what may is a line for the log.

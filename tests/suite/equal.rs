@@ -61,7 +61,7 @@ pub fn trace(checkpoint: &Checkpoint, how: How, lora: &LoraSection, micro: usize
         }
         let norm = optim::grad_norm(&out.grad);
         optim::clip(&mut out.grad, norm, 1.0);
-        adam.update(&mut walk.adapter.flat, &out.grad, 1e-2);
+        adam.update(&mut walk.adapter.flat, &out.grad, 1e-2).unwrap();
         walk.adapter.refresh();
     }
     let adapter = bits(&host(&walk.adapter.flat));

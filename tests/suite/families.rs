@@ -135,7 +135,7 @@ fn adamw_with_clipping_follows_torch() {
         let norm = optim::grad_norm(&step.grad);
         assert!((norm / f64::from(want_norm) - 1.0).abs() < 1e-4, "norm of step {i}: {norm} {want_norm}");
         optim::clip(&mut step.grad, norm, 1.0);
-        adam.update(&mut walk.adapter.flat, &step.grad, 1e-2);
+        adam.update(&mut walk.adapter.flat, &step.grad, 1e-2).unwrap();
         walk.adapter.refresh();
     }
     let last = layout.to_peft(&host(&walk.adapter.flat));

@@ -17,7 +17,8 @@ pub fn generator(folder: &Path, tier: TierName, slots: usize) -> Generator {
     let setup = StreamSetup::cpu(vec![tier; checkpoint.blocks.len()], slots.min(checkpoint.blocks.len()), 1);
     let reader = Reader::open(&checkpoint, Duration::ZERO).unwrap();
     let streamer = Streamer::new(&checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
-    let residents = Residents::load(&checkpoint, streamer.reader(), Kind::Float, Device::Cpu, &mut |_, _| {}).unwrap();
+    let residents =
+        Residents::load(&checkpoint, streamer.reader(), Kind::Float, Device::Cpu, true, &mut |_, _| {}).unwrap();
     Generator::new(checkpoint.arch.clone(), residents, None, streamer, Kind::Float)
 }
 

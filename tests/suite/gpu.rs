@@ -105,6 +105,6 @@ fn gpu_families_match_transformers_in_f32() {
 fn gpu_dropout_masks_equal_the_cpus() {
     let Some((gpu, _alone)) = gpu("gpu_dropout_masks_equal_the_cpus") else { return };
     let key = MaskKey::new(1, 2, 3, 4, 5);
-    let on = |device| host(&dropout(&Tensor::ones([1000, 7], (Kind::Float, device)), 0.25, key));
+    let on = |device| host(&dropout(&Tensor::ones([1000, 7], (Kind::Float, device)), 0.25, key, 0));
     assert_eq!(on(gpu), on(Device::Cpu));
 }

@@ -66,7 +66,7 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     let reader = Reader::open(checkpoint, Duration::from_millis(how.read_delay_ms)).unwrap();
     let streamer = Streamer::new(checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
     let kind = compute_kind(checkpoint, how.device);
-    let residents = Residents::load(checkpoint, streamer.reader(), kind, how.device, &mut |_, _| {}).unwrap();
+    let residents = Residents::load(checkpoint, streamer.reader(), kind, how.device, true, &mut |_, _| {}).unwrap();
     let layout = AdapterLayout::new(checkpoint, lora).unwrap();
     let flat = flat.unwrap_or_else(|| random_adapter(&layout));
     let adapter = Adapter::new(layout, &flat, kind, how.device);

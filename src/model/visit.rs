@@ -1,0 +1,107 @@
+//! A visit: hands the parts of one block to its passes, and gives each back after its last use.
+
+use super::weights::{self, BlockWeights, Weights};
+use crate::checkpoint::Part;
+use crate::error::Result;
+use crate::plan::schedule::{Habit, PARTS, segment};
+use crate::stream::Streamer;
+use std::rc::Rc;
+use tch::{Device, Kind, Tensor};
+
+/// The parts of `block`, streamed. Follows the program that [`Habit`] lays out.
+pub struct Streamed<'a> {
+    streamer: &'a mut Streamer,
+    block: usize,
+    kind: Kind,
+    device: Device,
+    split: bool,
+    /// Uses of each part in one micro-batch.
+    uses: [u8; PARTS],
+    /// Uses still to come in this micro-batch.
+    left: [u8; PARTS],
+    /// The last micro-batch of the visit is running.
+    last: bool,
+    held: [Option<Rc<BlockWeights>>; PARTS],
+}
+
+impl<'a> Streamed<'a> {
+    /// A visit that only runs forward.
+    #[must_use]
+    pub fn forward(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit) -> Streamed<'a> {
+        Streamed::new(streamer, block, kind, habit, [1; PARTS])
+    }
+
+    /// A visit that recomputes and goes back.
+    #[must_use]
+    pub fn backward(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit) -> Streamed<'a> {
+        // By token chunks gate and up are taken once around both directions.
+        let feed_forward = if habit.tiled { 1 } else { 2 };
+        Streamed::new(streamer, block, kind, habit, [2, feed_forward, feed_forward, 1])
+    }
+
+    fn new(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit, uses: [u8; PARTS]) -> Streamed<'a> {
+        let device = streamer.device();
+        let held = std::array::from_fn(|_| None);
+        Streamed { streamer, block, kind, device, split: habit.split, uses, left: uses, last: false, held }
+    }
+
+    /// Begins a micro-batch; `last`: no further one follows in this visit.
+    ///
+    /// # Errors
+    /// A read or copy failed.
+    pub fn begin(&mut self, last: bool) -> Result<()> {
+        self.left = self.uses;
+        self.last = last;
+        // Long visits must not starve the lanes.
+        self.streamer.pump()
+    }
+}
+
+impl Weights for Streamed<'_> {
+    fn take(&mut self, part: Part) -> Result<Rc<BlockWeights>> {
+        if let Some(there) = &self.held[part as usize] {
+            return Ok(there.clone());
+        }
+        let (layout, slot) = self.streamer.take(segment(self.block, part))?;
+        // SAFETY: the slot keeps the part until the streamer's `done`, which comes after the last kernel that reads it
+        // has been queued; nothing keeps the views beyond it.
+        let there = Rc::new(unsafe { BlockWeights::view(layout, slot, self.kind, self.device) });
+        self.held[part as usize] = Some(there.clone());
+        Ok(there)
+    }
+
+    fn done(&mut self, part: Part) -> Result<()> {
+        let left = &mut self.left[part as usize];
+        *left = left.saturating_sub(1);
+        if self.split || (self.last && *left == 0) {
+            self.held[part as usize] = None;
+            self.streamer.done(segment(self.block, part))?;
+        }
+        Ok(())
+    }
+}
+
+/// Hands the pieces of a streamed head to `use_rows`, in order, with the first row of each.
+///
+/// # Errors
+/// A read or copy failed, or what `use_rows` returns.
+pub fn head_pieces(
+    streamer: &mut Streamer,
+    n_blocks: usize,
+    kind: Kind,
+    use_rows: &mut dyn FnMut(&Tensor, usize) -> Result<()>,
+) -> Result<()> {
+    let device = streamer.device();
+    let mut first = 0;
+    for piece in 0..streamer.head_pieces() {
+        let segment = n_blocks * PARTS + piece;
+        let (layout, slot) = streamer.take(segment)?;
+        // SAFETY: the slot keeps the rows until `done` below; `use_rows` only queues kernels that read them.
+        let rows = unsafe { weights::view(&layout.pieces[0], slot, kind, device) };
+        use_rows(&rows, first)?;
+        first += rows.size()[0] as usize;
+        drop(rows);
+        streamer.done(segment)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The turn of the walk: final norm, head and loss of every micro-batch, and the gradient that goes down.
+
+use super::walk::BlockWalk;
+use crate::data::collate::Batch;
+use crate::error::Result;
+use crate::event::Phase;
+use crate::model::head::{HeadLoss, OnlineHead, head_loss};
+use crate::model::visit::head_pieces;
+use tch::{Kind, Tensor};
+
+/// The places of a micro-batch that carry loss.
+struct Labelled {
+    /// Their row numbers among all tokens, Int64 `[N]`.
+    places: Tensor,
+    /// Int64 `[N]`
+    labels: Tensor,
+    /// Hidden states before the final norm, `[N, H]`.
+    states: Tensor,
+    /// The same normed.
+    normed: Tensor,
+    /// Shape of the whole micro-batch, `[B, S, H]`.
+    shape: Vec<i64>,
+}
+
+impl BlockWalk {
+    /// Sum of token losses (f64 scalar) over all micro-batches, and the gradient of each `x` `[B, S, H]` for that sum
+    /// times `weight`; without a weight the gradients are empty.
+    pub(super) fn losses(
+        &mut self,
+        xs: Vec<Tensor>,
+        batches: &[Batch],
+        weight: Option<f64>,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        self.streamer.begin(Phase::Head, self.arch.n_layers - 1)?;
+        let mut sum = Tensor::f_zeros([], (Kind::Double, self.device))?;
+        let mut gxs = Vec::new();
+        if self.residents.head.is_some() {
+            // One micro-batch at a time: only one's states and chunk of logits are there at once.
+            for (x, batch) in xs.into_iter().zip(batches) {
+                let labelled = self.labelled(&x, batch)?;
+                let loss = match (&labelled, &self.residents.head) {
+                    (Some(l), Some(head)) => {
+                        Some(head_loss(self.kernels, &l.normed, &l.labels, head, weight, self.loss_chunk)?)
+                    }
+                    _ => None,
+                };
+                self.collect(labelled, loss, weight, &x, &mut sum, &mut gxs)?;
+                self.streamer.pump()?;
+            }
+        } else {
+            // The head's rows come once, for all micro-batches.
+            let labelled: Vec<_> = xs.iter().zip(batches).map(|(x, b)| self.labelled(x, b)).collect::<Result<_>>()?;
+            let mut online = Vec::new();
+            for l in &labelled {
+                let start = |l: &Labelled| OnlineHead::new(self.kernels, &l.normed, &l.labels, weight, self.loss_chunk);
+                online.push(l.as_ref().map(start).transpose()?);
+            }
+            head_pieces(&mut self.streamer, self.arch.n_layers, self.kind, &mut |rows, first| {
+                online.iter_mut().flatten().try_for_each(|o| o.chunk(rows, first))
+            })?;
+            for ((o, l), x) in online.into_iter().zip(labelled).zip(&xs) {
+                let loss = o.map(OnlineHead::finish).transpose()?;
+                self.collect(l, loss, weight, x, &mut sum, &mut gxs)?;
+            }
+        }
+        Ok((sum, gxs))
+    }
+
+    fn labelled(&self, x: &Tensor, batch: &Batch) -> Result<Option<Labelled>> {
+        let hidden = x.size()[2];
+        let (places, labels): (Vec<i64>, Vec<i64>) =
+            batch.labels.iter().enumerate().filter(|&(_, &l)| l >= 0).map(|(i, &l)| (i as i64, l)).unzip();
+        if places.is_empty() {
+            return Ok(None);
+        }
+        let place = |v: &[i64]| Tensor::from_slice(v).f_to_device(self.device);
+        let (places, labels) = (place(&places)?, place(&labels)?);
+        let states = x.view([-1, hidden]).f_index_select(0, &places)?;
+        let normed = self.kernels.rms_norm(&states, &self.residents.norm, self.arch.norm_eps)?;
+        Ok(Some(Labelled { places, labels, states, normed, shape: x.size() }))
+    }
+
+    /// Adds a micro-batch's loss, and takes its gradient through the final norm to where its tokens stand.
+    fn collect(
+        &self,
+        labelled: Option<Labelled>,
+        loss: Option<HeadLoss>,
+        weight: Option<f64>,
+        x: &Tensor,
+        sum: &mut Tensor,
+        gxs: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        let (Some(l), Some(loss)) = (labelled, loss) else {
+            if weight.is_some() {
+                gxs.push(x.f_zeros_like()?);
+            }
+            return Ok(());
+        };
+        *sum += loss.loss_sum;
+        if let Some(g) = loss.grad {
+            drop(l.normed);
+            self.kernels.rms_norm_backward(&l.states, &self.residents.norm, self.arch.norm_eps, &g, None)?;
+            let mut gx = x.f_zeros_like()?.view([-1, l.shape[2]]);
+            let _ = gx.f_index_copy_(0, &l.places, &g)?;
+            gxs.push(gx.view(l.shape.as_slice()));
+        }
+        Ok(())
+    }
+}
