@@ -142,7 +142,7 @@ fn read_sector(f: &File, offset: u64) -> bool {
 
 /// Whether direct reads go through the page cache all the same (ZFS, compressed btrfs): reads a sector that isn't in
 /// the cache and looks again. False where that can't be told (before Linux 6.5, or every place tried is in the cache).
-fn fills_cache(direct: &File, len: u64) -> bool {
+pub(super) fn fills_cache(direct: &File, len: u64) -> bool {
     const PLACES: u64 = 8;
     let places = (0..PLACES).map(|i| len / PLACES * i / SECTOR * SECTOR);
     let cold = places.into_iter().find(|&at| cached_pages(direct, at) == Some(0));
