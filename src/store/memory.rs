@@ -3,12 +3,15 @@
 use crate::error::{Error, Result};
 use crate::units::Bytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::sync::{Arc, Weak};
 
 /// Anonymous memory of its own mapping: given back to the system on drop.
 #[derive(Debug)]
 pub struct HostMemory {
     ptr: *mut u8,
     len: usize,
+    /// Gone when the mapping is: a reader that registered these pages must not read into them any more.
+    alive: Arc<()>,
     /// Dropped before the mapping goes (see `Drop`).
     #[cfg(feature = "cuda")]
     pin: Option<crate::device::cuda::Pin>,
@@ -36,6 +39,7 @@ impl HostMemory {
         Ok(HostMemory {
             ptr: ptr.cast(),
             len,
+            alive: Arc::new(()),
             #[cfg(feature = "cuda")]
             pin: None,
         })
@@ -73,6 +77,11 @@ impl HostMemory {
         assert!(offset as usize <= self.len, "offset inside the mapping");
         // SAFETY: inside the mapping, or one past its end.
         unsafe { self.ptr.add(offset as usize) }
+    }
+
+    /// Lives as long as the mapping.
+    pub(super) fn alive(&self) -> Weak<()> {
+        Arc::downgrade(&self.alive)
     }
 
     /// Length in bytes.

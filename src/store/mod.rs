@@ -1,12 +1,12 @@
 //! Where a checkpoint's bytes live and how they are read: in place, from the user's own safetensors files.
 //!
 //! Nothing is converted and nothing is written. A segment's tensors are gathered into aligned *chunks* of a file
-//! ([`layout`]), read with `O_DIRECT` where the file system allows it ([`mod@file`]) into page-aligned memory ([`memory`]).
+//! ([`layout`]), read with `O_DIRECT` where the file system allows it ([`reader`]) into page-aligned memory ([`memory`]).
 
-pub mod file;
 pub mod layout;
 pub mod memory;
+pub mod reader;
 
-pub use file::{ReadTicket, Reader};
 pub use layout::{Chunk, Piece, SegmentLayout, Span};
 pub use memory::HostMemory;
+pub use reader::{ReadTicket, Reader};

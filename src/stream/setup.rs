@@ -172,6 +172,7 @@ impl StreamSetup {
         let mut ram = HostMemory::new(ram_len)?;
         let mut ring = Ring::new(ring_bytes, chunk_limit(self.ring_bytes))?;
         let pinned = self.pin(&mut [&mut ram, ring.memory()])?;
+        reader.register(ring.memory())?;
         self.load(&layouts, &tiers, &ram, &ram_at, reader, &mut |done| progress(done, ram_len.max(1)))?;
         Ok(Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned })
     }

@@ -407,8 +407,9 @@ impl Streamer {
     /// Times, peak and history since the last call. On a GPU waits for queued work: call it at step ends.
     ///
     /// # Errors
-    /// Earlier work on the device failed.
+    /// Earlier work on the device failed; a file of the checkpoint has changed.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
+        self.reader().check_unchanged()?;
         let disk_s = self.reader.as_ref().map_or(0.0, Reader::busy_seconds);
         let since = disk_s - std::mem::replace(&mut self.disk_s_seen, disk_s);
         let peak = std::mem::replace(&mut self.peak, 0).max(self.resident());
