@@ -19,7 +19,7 @@ use tch::{Device, Kind, Tensor};
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// The GPU, or a line that says why there is none.
-fn gpu(test: &str) -> Option<(Device, std::sync::MutexGuard<'static, ()>)> {
+pub fn gpu(test: &str) -> Option<(Device, std::sync::MutexGuard<'static, ()>)> {
     match shim::init() {
         Ok(()) => {
             let guard = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

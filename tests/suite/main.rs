@@ -19,6 +19,10 @@ mod recorded;
 mod reports;
 
 #[cfg(feature = "torch")]
+mod block_case;
+#[cfg(feature = "torch")]
+mod blocks;
+#[cfg(feature = "torch")]
 mod demo;
 #[cfg(feature = "torch")]
 mod equal;
@@ -30,6 +34,8 @@ mod generation;
 mod golden;
 #[cfg(feature = "torch")]
 mod gpu;
+#[cfg(feature = "torch")]
+mod gpu_kernels;
 #[cfg(feature = "torch")]
 mod runs;
 #[cfg(feature = "torch")]

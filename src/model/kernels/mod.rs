@@ -7,6 +7,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod torch;
+#[cfg(test)]
+mod torch_tests;
 
 pub use torch::Torch;
 

@@ -1,0 +1,177 @@
+//! The reference operations against autograd, f32 on the CPU.
+
+use super::{AdamStep, Kernels, OnlineRows};
+use crate::device::shim;
+use crate::model::dropout::{self, MaskKey};
+use crate::model::rope::RopeTable;
+use tch::{Device, Kind, Tensor};
+
+const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+fn kernels() -> &'static Kernels {
+    let _ = shim::init();
+    tch::manual_seed(5);
+    Kernels::of(Device::Cpu)
+}
+
+fn leaf(t: &Tensor) -> Tensor {
+    t.detach().copy().set_requires_grad(true)
+}
+
+fn grads(y: &Tensor, dy: &Tensor, inputs: &[&Tensor]) -> Vec<Tensor> {
+    shim::grad(&[y], &[dy], inputs).unwrap().into_iter().map(|g| g.unwrap()).collect()
+}
+
+fn close(what: &str, got: &Tensor, want: &Tensor) {
+    assert_eq!(got.size(), want.size(), "{what}");
+    let worst = (got - want).abs().max().double_value(&[]);
+    let most = want.abs().max().double_value(&[]).max(1e-6);
+    assert!(worst <= 2e-6 * most, "{what}: off by {worst:e} of {most:e}");
+}
+
+#[test]
+fn the_cpu_says_that_it_computes_by_torch_operators() {
+    assert_eq!(kernels().describe(), "torch operators (no GPU)");
+    assert!(!kernels().flash(Kind::BFloat16, 64));
+    let old = Kernels::torch(Some((7, 5)), "a test");
+    let new = Kernels::torch(Some((9, 0)), "a test");
+    assert!(!old.flash(Kind::BFloat16, 64) && new.flash(Kind::BFloat16, 64) && new.flash(Kind::Half, 256));
+    assert!(!new.flash(Kind::Float, 64) && !new.flash(Kind::Half, 20) && !new.flash(Kind::Half, 264));
+}
+
+#[test]
+fn rms_norm_and_its_gradient() {
+    let k = kernels();
+    let (eps, weight) = (1e-5, Tensor::randn([12], F32));
+    for shape in [vec![5, 12], vec![5, 3, 12]] {
+        // Heads that are a slice of a wider matrix, as q and k are.
+        let x = Tensor::randn([5, 50], F32).narrow(1, 3, shape[1..].iter().product()).view(shape.as_slice());
+        let (dy, residual) = (Tensor::randn(&shape, F32), Tensor::randn(&shape, F32));
+        let a = leaf(&x);
+        let rstd = (a.square().mean_dim([-1_i64].as_slice(), true, Kind::Float) + eps).rsqrt();
+        let want = &weight * (&a * rstd);
+        close("forward", &k.rms_norm(&x, &weight, eps).unwrap(), &want.detach());
+        let g = grads(&want, &dy, &[&a]).remove(0);
+        let dx = dy.copy();
+        k.rms_norm_backward(&x, &weight, eps, &dx, None).unwrap();
+        close("backward", &dx, &g);
+        let dx = dy.copy();
+        k.rms_norm_backward(&x, &weight, eps, &dx, Some(&residual)).unwrap();
+        close("backward with the residual", &dx, &(g + residual));
+    }
+}
+
+#[test]
+fn rope_is_rotate_half_and_its_gradient_turns_back() {
+    let k = kernels();
+    let (s, d) = (6, 8);
+    let angles = Tensor::randn([s, d / 2], F32);
+    let table = RopeTable { cos: angles.cos(), sin: angles.sin() };
+    let both = |t: &Tensor| Tensor::cat(&[t, t], 1).unsqueeze(1);
+    let turn = |x: &Tensor| {
+        let halves = x.view([2, s, -1, d]).chunk(2, 3);
+        let rotated = Tensor::cat(&[&(-&halves[1]), &halves[0]], 3);
+        (x.view([2, s, -1, d]) * both(&table.cos) + rotated * both(&table.sin)).view_as(x)
+    };
+    let buffer = Tensor::randn([2 * s, 5 * d], F32);
+    let heads = |at: i64, n: i64, of: &Tensor| of.narrow(1, at * d, n * d).view([2 * s, n, d]);
+    let (q, key) = (leaf(&heads(0, 3, &buffer).contiguous()), leaf(&heads(3, 2, &buffer).contiguous()));
+    let (want_q, want_k) = (turn(&q), turn(&key));
+    let here = buffer.copy();
+    k.rope(&heads(0, 3, &here), &heads(3, 2, &here), &table, false).unwrap();
+    close("q", &heads(0, 3, &here), &want_q.detach());
+    close("k", &heads(3, 2, &here), &want_k.detach());
+    let (dq, dk) = (Tensor::randn(q.size(), F32), Tensor::randn(key.size(), F32));
+    let g = [grads(&want_q, &dq, &[&q]).remove(0), grads(&want_k, &dk, &[&key]).remove(0)];
+    k.rope(&dq, &dk, &table, true).unwrap();
+    close("gradient of q", &dq, &g[0]);
+    close("gradient of k", &dk, &g[1]);
+}
+
+#[test]
+fn swiglu_and_its_gradients() {
+    let k = kernels();
+    let (g, u, da) = (Tensor::randn([7, 11], F32), Tensor::randn([7, 11], F32), Tensor::randn([7, 11], F32));
+    let (a, b) = (leaf(&g), leaf(&u));
+    let y = a.silu() * &b;
+    let want = grads(&y, &da, &[&a, &b]);
+    let act = g.copy();
+    k.swiglu(&act, &u).unwrap();
+    close("forward", &act, &y.detach());
+    for keep in [true, false] {
+        let (dg, du, third) = (g.copy(), u.copy(), da.copy());
+        k.swiglu_backward(&dg, &du, &third, keep).unwrap();
+        close("gate", &dg, &want[0]);
+        close("up", &du, &want[1]);
+        close("activation", &third, &if keep { y.detach() } else { da.copy() });
+    }
+}
+
+#[test]
+fn a_part_is_dropped_as_in_the_whole() {
+    let k = kernels();
+    let key = MaskKey::new(1, 2, 3, 4, 5);
+    let x = Tensor::randn([10, 6], F32);
+    let whole = dropout::dropout(&x, 0.4, key, 0);
+    close("rows", &k.dropout(&x.narrow(0, 4, 3), 0.4, key, 24).unwrap(), &whole.narrow(0, 4, 3));
+    let out = Tensor::randn([10, 6], F32);
+    let sum = out.copy();
+    k.dropout_add(&sum, &x, 0.4, key, 0).unwrap();
+    close("sum", &sum, &(out + whole));
+}
+
+#[test]
+fn cross_entropy_and_its_gradient() {
+    let k = kernels();
+    let logits = Tensor::randn([5, 13], F32) * 4.0;
+    let labels = Tensor::from_slice(&[0_i64, 12, 3, 3, 7]);
+    let a = leaf(&logits);
+    let y = a.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::None, -100, 0.0);
+    let want = grads(&y, &Tensor::ones([5], F32), &[&a]).remove(0);
+    let kept = logits.copy();
+    close("losses alone", &k.cross_entropy(&kept, &labels, false).unwrap(), &y.detach());
+    close("logits stay", &kept, &logits);
+    close("losses", &k.cross_entropy(&kept, &labels, true).unwrap(), &y.detach());
+    close("gradient", &kept, &want);
+}
+
+#[test]
+fn an_online_softmax_ends_at_the_whole_ones_numbers() {
+    let k = kernels();
+    let logits = Tensor::randn([4, 20], F32) * 5.0;
+    let labels = Tensor::from_slice(&[0_i64, 19, 7, 8]);
+    let rows = OnlineRows::new(4, Device::Cpu).unwrap();
+    for (at, n) in [(0, 8), (8, 8), (16, 4)] {
+        let part = logits.narrow(1, at, n).contiguous();
+        k.online_softmax(&part, &labels, &rows, at, true).unwrap();
+        close("exponentials", &part, &(logits.narrow(1, at, n) - rows.max.unsqueeze(1)).exp());
+    }
+    close("maximum", &rows.max, &logits.amax([1_i64].as_slice(), false));
+    close("log-sum-exp", &(&rows.max + rows.sum.log()), &logits.logsumexp([1_i64].as_slice(), false));
+    close("label", &rows.picked, &logits.gather(1, &labels.unsqueeze(1), false).squeeze_dim(1));
+}
+
+#[test]
+fn rows_of_labels_come_from_their_chunks() {
+    let k = kernels();
+    let w = Tensor::randn([9, 5], F32);
+    let labels = Tensor::from_slice(&[8_i64, 0, 4, 4]);
+    let out = Tensor::zeros([4, 5], F32);
+    k.gather_rows(&out, &w.narrow(0, 0, 4), &labels, 0).unwrap();
+    k.gather_rows(&out, &w.narrow(0, 4, 5), &labels, 4).unwrap();
+    close("rows", &out, &w.index_select(0, &labels));
+}
+
+#[test]
+fn adamw_is_pytorchs_formula() {
+    let k = kernels();
+    let (p, m, v, g) =
+        (Tensor::randn([9], F32), Tensor::randn([9], F32), Tensor::rand([9], F32), Tensor::randn([9], F32));
+    let step = AdamStep { decay: 0.99, lerp: 0.1, beta2: 0.999, correction2: 0.5, eps: 1e-8, step: 0.01 };
+    let (m1, v1) = (&m * 0.9 + &g * 0.1, &v * 0.999 + g.square() * 0.001);
+    let want = &p * 0.99 - &m1 / (v1.sqrt() / 0.5 + 1e-8) * 0.01;
+    k.adamw(&p, &m, &v, &g, step).unwrap();
+    close("parameters", &p, &want);
+    close("first moment", &m, &m1);
+    close("second moment", &v, &v1);
+}

@@ -1,0 +1,309 @@
+//! Every fused kernel against libtorch's operators on the same GPU, in every type, at sizes that fill 16-byte accesses
+//! and sizes that don't; then whole blocks and the head. Without a GPU each test says why it did not run.
+
+use crate::block_case::{Case, How};
+use crate::golden::assert_close;
+use crate::gpu::gpu;
+use crate::support::fixture::Model;
+use crate::walk::host;
+use blockstream_tui::config::LoraSection;
+use blockstream_tui::model::attention::{self, Qkv};
+use blockstream_tui::model::dropout::{MaskKey, mix, uniform};
+use blockstream_tui::model::head::{HeadLoss, OnlineHead, head_loss};
+use blockstream_tui::model::kernels::{AdamStep, Kernels, OnlineRows};
+use blockstream_tui::model::rope::RopeTable;
+use tch::{Device, Kind, Tensor};
+
+const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Half];
+
+/// Two units in the last place of the largest value.
+fn tolerance(kind: Kind) -> f32 {
+    match kind {
+        Kind::BFloat16 => 8e-3,
+        Kind::Half => 1e-3,
+        _ => 2e-6,
+    }
+}
+
+/// Random values of `kind`, equal on every machine.
+fn random(shape: &[i64], seed: u64, kind: Kind, device: Device) -> Tensor {
+    let n: i64 = shape.iter().product();
+    let values: Vec<f32> = (0..n).map(|i| (uniform(mix(seed), i as u64) - 0.5) as f32 * 4.0).collect();
+    Tensor::from_slice(&values).view(shape).to_kind(kind).to_device(device)
+}
+
+fn same(what: &str, got: &Tensor, want: &Tensor) {
+    assert_eq!((got.size(), got.kind()), (want.size(), want.kind()), "{what}");
+    assert_close(
+        &format!("{what} {:?} {:?}", want.kind(), want.size()),
+        &host(got),
+        &host(want),
+        tolerance(want.kind()),
+    );
+}
+
+/// The fused kernels of the GPU and the reference on it, or a line that says why there is none.
+fn both(test: &str) -> Option<(Device, &'static Kernels, Kernels, std::sync::MutexGuard<'static, ()>)> {
+    let (device, alone) = gpu(test)?;
+    let fused = Kernels::of(device);
+    assert!(fused.describe().starts_with("fused (NVRTC, sm_"), "{}", fused.describe());
+    Some((device, fused, Kernels::torch(None, "the reference"), alone))
+}
+
+#[test]
+fn gpu_kernels_of_the_norms_are_the_references() {
+    let Some((device, fused, torch, _alone)) = both("gpu_kernels_of_the_norms_are_the_references") else { return };
+    for kind in KINDS {
+        // Rows of a model's width, rows that no access divides, and heads in a wider matrix, aligned and not.
+        let whole = [vec![5, 4096], vec![3, 576], vec![7, 37], vec![2, 1], vec![4, 8200]];
+        let mut inputs: Vec<Tensor> = whole.iter().map(|s| random(s, 1, kind, device)).collect();
+        let wide = random(&[6, 1024], 2, kind, device);
+        inputs.push(wide.narrow(1, 256, 512).view([6, 4, 128]));
+        inputs.push(wide.narrow(1, 3, 60).view([6, 3, 20]));
+        for x in inputs {
+            let n = *x.size().last().unwrap();
+            let weight = random(&[n], 3, kind, device) * 0.1 + 1.0;
+            let eps = 1e-5;
+            same("rms norm", &fused.rms_norm(&x, &weight, eps).unwrap(), &torch.rms_norm(&x, &weight, eps).unwrap());
+            let (dy, residual) = (random(&x.size(), 4, kind, device), random(&x.size(), 5, kind, device));
+            for residual in [None, Some(&residual)] {
+                let (got, want) = (dy.copy(), dy.copy());
+                fused.rms_norm_backward(&x, &weight, eps, &got, residual).unwrap();
+                torch.rms_norm_backward(&x, &weight, eps, &want, residual).unwrap();
+                same("rms norm's gradient", &got, &want);
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_kernels_of_rope_are_the_references() {
+    let Some((device, fused, torch, _alone)) = both("gpu_kernels_of_rope_are_the_references") else { return };
+    for kind in KINDS {
+        for (s, d, q_heads, k_heads, offset) in
+            [(33, 128, 8, 2, 0), (7, 64, 3, 3, 0), (5, 20, 2, 1, 0), (9, 32, 4, 2, 1)]
+        {
+            let angles = random(&[s, d / 2], 1, Kind::Float, device);
+            let table = RopeTable { cos: angles.cos().to_kind(kind), sin: angles.sin().to_kind(kind) };
+            let buffer = random(&[2 * s, (q_heads + k_heads) * d + offset], 2, kind, device);
+            let heads = |of: &Tensor, at: i64, n: i64| of.narrow(1, offset + at * d, n * d).view([2 * s, n, d]);
+            for inverse in [false, true] {
+                let (got, want) = (buffer.copy(), buffer.copy());
+                fused.rope(&heads(&got, 0, q_heads), &heads(&got, q_heads, k_heads), &table, inverse).unwrap();
+                torch.rope(&heads(&want, 0, q_heads), &heads(&want, q_heads, k_heads), &table, inverse).unwrap();
+                same(&format!("rope of width {d}, inverse {inverse}"), &got, &want);
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_kernels_of_swiglu_and_dropout_are_the_references() {
+    let Some((device, fused, torch, _alone)) = both("gpu_kernels_of_swiglu_and_dropout_are_the_references") else {
+        return;
+    };
+    let key = MaskKey::new(1, 2, 3, 4, 5);
+    for kind in KINDS {
+        for shape in [[64, 1536], [3, 37], [1, 1], [129, 264]] {
+            let tensor = |seed| random(&shape, seed, kind, device);
+            let (got, want) = (tensor(1), tensor(1));
+            fused.swiglu(&got, &tensor(2)).unwrap();
+            torch.swiglu(&want, &tensor(2)).unwrap();
+            same("swiglu", &got, &want);
+            for keep in [false, true] {
+                let (got, want) = ([1, 2, 3].map(tensor), [1, 2, 3].map(tensor));
+                fused.swiglu_backward(&got[0], &got[1], &got[2], keep).unwrap();
+                torch.swiglu_backward(&want[0], &want[1], &want[2], keep).unwrap();
+                for (name, (got, want)) in ["gate", "up", "activation"].iter().zip(got.iter().zip(&want)) {
+                    same(&format!("swiglu's {name}, keep {keep}"), got, want);
+                }
+            }
+            for first in [0, 24_000_000_001] {
+                let x = tensor(1);
+                let (got, want) = (fused.dropout(&x, 0.3, key, first), torch.dropout(&x, 0.3, key, first));
+                assert_eq!(host(&got.unwrap()), host(&want.unwrap()), "dropout {kind:?} {shape:?} from {first}");
+                let (got, want) = (tensor(2), tensor(2));
+                fused.dropout_add(&got, &x, 0.3, key, first).unwrap();
+                torch.dropout_add(&want, &x, 0.3, key, first).unwrap();
+                same("dropout's sum", &got, &want);
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_kernels_of_the_head_are_the_references() {
+    let Some((device, fused, torch, _alone)) = both("gpu_kernels_of_the_head_are_the_references") else { return };
+    for kind in KINDS {
+        for (rows, n) in [(9, 32_000), (5, 49_153), (3, 37), (2, 1)] {
+            let logits = random(&[rows, n], 1, kind, device) * 3.0;
+            let labels: Vec<i64> = (0..rows).map(|r| (r * 7919) % n).collect();
+            let labels = Tensor::from_slice(&labels).to_device(device);
+            for grad in [false, true] {
+                let (got, want) = (logits.copy(), logits.copy());
+                let losses = fused.cross_entropy(&got, &labels, grad).unwrap();
+                same("losses", &losses, &torch.cross_entropy(&want, &labels, grad).unwrap());
+                same("logits' gradient", &got, &want);
+            }
+            let states = [OnlineRows::new(rows, device).unwrap(), OnlineRows::new(rows, device).unwrap()];
+            for (at, len) in [(0, n / 2), (n / 2, n - n / 2)] {
+                if len == 0 {
+                    continue;
+                }
+                let (got, want) = (logits.narrow(1, at, len).contiguous(), logits.narrow(1, at, len).contiguous());
+                fused.online_softmax(&got, &labels, &states[0], at, true).unwrap();
+                torch.online_softmax(&want, &labels, &states[1], at, true).unwrap();
+                same("exponentials", &got, &want);
+                for (got, want) in [
+                    (&states[0].max, &states[1].max),
+                    (&states[0].sum, &states[1].sum),
+                    (&states[0].scale, &states[1].scale),
+                ] {
+                    same("state", got, want);
+                }
+            }
+            same("label's logit", &states[0].picked, &states[1].picked);
+        }
+        for width in [64, 37] {
+            let w = random(&[20, width], 1, kind, device);
+            let labels = Tensor::from_slice(&[3_i64, 25, 19, 44, 7]).to_device(device);
+            let (got, want) = (random(&[5, width], 2, kind, device), random(&[5, width], 2, kind, device));
+            fused.gather_rows(&got, &w, &labels, 7).unwrap();
+            torch.gather_rows(&want, &w, &labels, 7).unwrap();
+            assert_eq!(host(&got), host(&want), "rows of labels, {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn gpu_kernels_of_adamw_are_the_references() {
+    let Some((device, fused, torch, _alone)) = both("gpu_kernels_of_adamw_are_the_references") else { return };
+    let step = AdamStep { decay: 0.9999, lerp: 0.1, beta2: 0.999, correction2: 0.0316, eps: 1e-8, step: 1e-3 };
+    let tensor = |seed| random(&[10_007], seed, Kind::Float, device);
+    let state = || [tensor(1), tensor(2), tensor(3).square(), tensor(4)];
+    let (got, want) = (state(), state());
+    for _ in 0..3 {
+        fused.adamw(&got[0], &got[1], &got[2], &got[3], step).unwrap();
+        torch.adamw(&want[0], &want[1], &want[2], &want[3], step).unwrap();
+    }
+    for (got, want) in got.iter().zip(&want) {
+        same("adamw", got, want);
+    }
+    let equal = got[0].eq_tensor(&want[0]).to_kind(Kind::Float).mean(Kind::Float).double_value(&[]);
+    println!("AdamW: {:.2} % of the parameters are bit-equal to torch's operators", equal * 100.0);
+}
+
+#[test]
+fn gpu_flash_attention_agrees_with_sdpa_forward_and_backward() {
+    let Some((device, fused, torch, _alone)) = both("gpu_flash_attention_agrees_with_sdpa_forward_and_backward") else {
+        return;
+    };
+    let _no_grad = tch::no_grad_guard();
+    for kind in [Kind::BFloat16, Kind::Half] {
+        for (s, d, heads, kv_heads, window) in
+            [(65, 128, 8, 2, None), (40, 64, 9, 3, None), (70, 128, 4, 4, Some(16)), (33, 16, 4, 2, Some(5))]
+        {
+            assert!(fused.flash(kind, d) && !torch.flash(kind, d));
+            // Slices of one buffer, as the block's are.
+            let buffer = random(&[2, s, (heads + 2 * kv_heads) * d], 1, kind, device);
+            let cut = |at: i64, n: i64| buffer.narrow(2, at * d, n * d).view([2, s, n, d]);
+            let qkv = Qkv { q: cut(0, heads), k: cut(heads, kv_heads), v: cut(heads + kv_heads, kv_heads) };
+            let dout = random(&[2, s, heads, d], 2, kind, device);
+            let run = |kernels: &Kernels| {
+                let out = attention::forward(kernels, &qkv, window, None, true).unwrap();
+                let back = attention::backward(&dout, &qkv, &out, window).unwrap();
+                [host(&out.out), host(&back.q), host(&back.k), host(&back.v)]
+            };
+            let (got, want) = (run(fused), run(&torch));
+            for (name, (got, want)) in ["out", "dq", "dk", "dv"].iter().zip(got.iter().zip(&want)) {
+                assert_close(&format!("{name} {kind:?} S {s} D {d} window {window:?}"), got, want, 0.02);
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_blocks_by_fused_kernels_agree_with_operators_and_the_cpu() {
+    let Some((device, fused, torch, _alone)) = both("gpu_blocks_by_fused_kernels_agree_with_operators_and_the_cpu")
+    else {
+        return;
+    };
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        for dropout in [0.0, 0.3] {
+            let model = match family {
+                "mistral" => Model::family(family).set("sliding_window", 16),
+                _ => Model::family(family),
+            };
+            let lora = LoraSection {
+                r: 8,
+                alpha: 16.0,
+                dropout,
+                targets: vec!["all-linear".into()],
+                ..LoraSection::default()
+            };
+            let case = Case::new(model, &lora, 2, 45);
+            let want = case.autograd();
+            for kind in KINDS {
+                // Against f32, a block in bf16 is off by some units in the last place per operation.
+                let allowed = match kind {
+                    Kind::BFloat16 => 0.05,
+                    Kind::Half => 0.008,
+                    _ => 1e-4,
+                };
+                for (name, kernels) in [("fused", fused), ("operators", &torch)] {
+                    for mlp_chunk in [0, 32] {
+                        let how = How { kernels, kind, device, mlp_chunk, needs_input: true };
+                        let got = case.run(how).0;
+                        let what = format!("{family}, {kind:?}, {name}, dropout {dropout}, chunk {mlp_chunk}");
+                        assert_close(&format!("{what}: output"), &got.y, &want.y, allowed);
+                        assert_close(&format!("{what}: gx"), &got.gx, &want.gx, allowed);
+                        assert_close(&format!("{what}: gradients"), &got.grads, &want.grads, allowed);
+                        let again = case.run(how).0;
+                        let equal = got.y == again.y && got.gx == again.gx && got.grads == again.grads;
+                        assert!(equal, "{what}: two runs differ");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_heads_resident_and_streamed_agree_with_the_cpu() {
+    let Some((device, fused, torch, _alone)) = both("gpu_heads_resident_and_streamed_agree_with_the_cpu") else {
+        return;
+    };
+    let (n, h, v) = (50_i64, 96_i64, 1003_i64);
+    let on = |kind, device| {
+        let labels: Vec<i64> = (0..n).map(|i| (i * 613) % v).collect();
+        let hidden = random(&[n, h], 1, kind, device);
+        (hidden, Tensor::from_slice(&labels).to_device(device), random(&[v, h], 2, kind, device))
+    };
+    let streamed = |kernels: &Kernels, (hidden, labels, head): &(Tensor, Tensor, Tensor)| {
+        let mut online = OnlineHead::new(kernels, hidden, labels, Some(0.02), 16).unwrap();
+        for at in (0..v).step_by(300) {
+            online.chunk(&head.narrow(0, at, 300.min(v - at)), at as usize).unwrap();
+        }
+        online.finish().unwrap()
+    };
+    for kind in KINDS {
+        // The CPU gets the same rounded values.
+        let (hidden, labels, head) = on(kind, device);
+        let up = |t: &Tensor| t.to_device(Device::Cpu).to_kind(Kind::Float);
+        let cpu = (up(&hidden), labels.to_device(Device::Cpu), up(&head));
+        let want = head_loss(Kernels::of(Device::Cpu), &cpu.0, &cpu.1, &cpu.2, Some(0.02), 64).unwrap();
+        let inputs = (hidden, labels, head);
+        let check = |what: &str, got: &HeadLoss| {
+            let (loss, right) = (got.loss_sum.double_value(&[]), want.loss_sum.double_value(&[]));
+            let allowed = tolerance(kind).max(1e-5);
+            assert!((loss / right - 1.0).abs() < f64::from(allowed), "{what} {kind:?}: {loss} {right}");
+            let (got, want) = (host(got.grad.as_ref().unwrap()), host(want.grad.as_ref().unwrap()));
+            assert_close(&format!("{what} {kind:?}"), &got, &want, allowed * 2.0);
+        };
+        for (name, kernels) in [("fused", fused), ("operators", &torch)] {
+            let resident = head_loss(kernels, &inputs.0, &inputs.1, &inputs.2, Some(0.02), 16).unwrap();
+            check(&format!("resident, {name}"), &resident);
+            check(&format!("streamed, {name}"), &streamed(kernels, &inputs));
+        }
+    }
+}
