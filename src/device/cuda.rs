@@ -28,15 +28,19 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     /// The stream that copies weights.
     copy: Arc<CudaStream>,
+    /// The stream that copies from the device to the host.
+    back: Arc<CudaStream>,
     /// libtorch's compute stream of this thread.
     compute: Arc<CudaStream>,
 }
 
-/// Which of the two queues.
+/// Which of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
     /// Weights, host to device.
     Copy,
+    /// Device to host: the link carries both directions at once.
+    Back,
     /// libtorch's kernels.
     Compute,
 }
@@ -58,12 +62,24 @@ impl Gpu {
         // SAFETY: a stream of libtorch's pool, which lives as long as the process.
         let compute = unsafe { context.wrap_borrowed_stream(handle.cast()) };
         let copy = context.new_stream().map_err(|e| failed("making the copy stream", e))?;
-        Ok(Gpu { index, context, copy, compute })
+        let back = context.new_stream().map_err(|e| failed("making the stream back", e))?;
+        Ok(Gpu { index, context, copy, back, compute })
+    }
+
+    /// Marketing name and UUID (as NVML writes it) of this very card; `None` where the driver doesn't say.
+    #[must_use]
+    pub fn identity(&self) -> (Option<String>, Option<String>) {
+        let uuid = self.context.uuid().ok().map(|u| {
+            let hex: String = u.bytes.iter().map(|b| format!("{b:02x}")).collect();
+            format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+        });
+        (self.context.name().ok(), uuid)
     }
 
     fn stream(&self, queue: Queue) -> &Arc<CudaStream> {
         match queue {
             Queue::Copy => &self.copy,
+            Queue::Back => &self.back,
             Queue::Compute => &self.compute,
         }
     }
@@ -100,6 +116,36 @@ impl Gpu {
         unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), len, self.copy.cu_stream()) }
             .result()
             .map_err(|e| failed("queueing a copy", e))
+    }
+
+    /// Queues a copy of `len` bytes from device to host, on the queue back.
+    ///
+    /// # Safety
+    /// `dst` must stay mapped and unread until a later mark of the queue back is reached; `src` must be device memory
+    /// of at least `len` bytes that no queued kernel or copy writes (ordered by marks).
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub unsafe fn copy_d2h(&self, dst: *mut u8, src: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise; the context is current because marks and waits bind it.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, len, self.back.cu_stream()) }
+            .result()
+            .map_err(|e| failed("queueing a copy back", e))
+    }
+
+    /// Takes `len` bytes of device memory from the driver, outside libtorch's allocator.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn memory(&self, len: usize) -> Result<DeviceMemory> {
+        self.bind()?;
+        let mut at = 0;
+        // SAFETY: writes one address; the context is current.
+        unsafe { sys::cuMemAlloc_v2(&raw mut at, len) }.result().map_err(|e| {
+            failed(&format!("taking {} of device memory", crate::units::Bytes(len as u64)), e)
+                .next("close other programs that use the GPU")
+        })?;
+        Ok(DeviceMemory { at, context: self.context.clone() })
     }
 
     /// Binds the context to this thread; copies need it.
@@ -162,6 +208,23 @@ impl Mark {
     /// An asynchronous failure of earlier work on the GPU.
     pub fn seconds_until(&self, later: &Mark) -> Result<f64> {
         self.0.elapsed_ms(&later.0).map(|ms| f64::from(ms) / 1e3).map_err(|e| failed("the GPU", e))
+    }
+}
+
+/// Device memory of the driver's own; given back on drop.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    /// Its address.
+    pub at: u64,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: taken by `memory`, freed once; the driver waits for copies that still use it.
+            let _ = unsafe { sys::cuMemFree_v2(self.at) };
+        }
     }
 }
 

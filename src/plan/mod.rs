@@ -15,6 +15,7 @@ pub mod types;
 mod verdict;
 mod wear;
 
+pub use cost::{Loads, loads};
 pub use explain::explain;
 pub use shape::lowest_trainable;
 pub use types::*;
