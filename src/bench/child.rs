@@ -7,6 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// What a child's failure begins with when it was ended at its time limit.
+pub const NO_END: &str = "no end within";
+
 /// How a child ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
@@ -27,7 +30,7 @@ impl Ended {
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         if self.timed_out {
-            return Some(format!("no end within {:.0} s", self.seconds));
+            return Some(format!("{NO_END} {:.0} s", self.seconds));
         }
         if self.code == Some(0) {
             return None;

@@ -26,7 +26,7 @@ pub struct Ours {
     pub loss_first: Option<f64>,
     /// Seconds of the first step.
     pub first_step: Option<f64>,
-    /// Bytes the whole process sent towards a drive, its records (which lie in memory) included.
+    /// Bytes the whole process sent towards a drive; `None` where its records went to one too.
     pub written: Option<u64>,
     /// Seconds from start to end of the process.
     pub wall: f64,
@@ -87,7 +87,9 @@ pub fn run(config: &RunConfig, warmup: u64, limit: Duration, keep_log: Option<&P
             None => what.next("run `train` with the same keys to see all it says"),
         });
     }
-    read(&folder(&results)?, warmup, &ended)
+    let mut ours = read(&folder(&results)?, warmup, &ended)?;
+    ours.written = ours.written.filter(|_| scratch.in_memory);
+    Ok(ours)
 }
 
 /// This program, told nothing by the environment that `config` (already the sum of all layers) doesn't say.

@@ -99,7 +99,9 @@ pub fn run(options: Options, say: Say<'_>) -> Result<Value> {
         done["date"] = json!(clock::utc(clock::unix_now()));
         done["gpu"] = json!(machine.gpu.as_ref().map(|g| &g.name));
         results.set("link", call.link_json());
-        results.put(done)?;
+        if !results.put(done)? {
+            call.say(row, "cut short by the call's time: the whole row of an earlier call stays");
+        }
     }
     results.set("seconds", json!(call.begun.elapsed().as_secs_f64()));
     Ok(results.value().clone())

@@ -84,19 +84,22 @@ impl Results {
 
     /// Puts `row` in the place of the row of that name, or at the end, and writes the file.
     ///
+    /// A row that the call's time cut short (`complete` is false) doesn't replace one that is whole; `false` then.
+    ///
     /// # Errors
     /// The file can't be written.
-    pub fn put(&mut self, row: Value) -> Result<()> {
+    pub fn put(&mut self, row: Value) -> Result<bool> {
         if let Some(rows) = self.value["rows"].as_array_mut() {
             match rows.iter_mut().find(|r| r["row"] == row["row"]) {
+                Some(old) if row["complete"] == false && old["complete"] != false => return Ok(false),
                 Some(old) => *old = row,
                 None => rows.push(row),
             }
         }
-        match &self.file {
-            Some(file) => files::replace(file, format!("{:#}\n", self.value).as_bytes()).map(drop),
-            None => Ok(()),
+        if let Some(file) = &self.file {
+            files::replace(file, format!("{:#}\n", self.value).as_bytes())?;
         }
+        Ok(true)
     }
 
     /// Sets a key of the head.
@@ -142,7 +145,10 @@ mod tests {
         first.put(row("b", 2.0)).unwrap();
         let mut second = Results::begin(json!({ "gpu": "B" }), "day 2", "c", Some(&file), None).unwrap();
         second.put(row("b", 3.0)).unwrap();
-        second.put(row("c", 4.0)).unwrap();
+        assert!(second.put(row("c", 4.0)).unwrap());
+        let mut cut = row("a", 8.0);
+        cut["complete"] = json!(false);
+        assert!(!second.put(cut).unwrap(), "a whole row is not replaced by a part of one");
         let all: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
         let rows: Vec<_> =
             all["rows"].as_array().unwrap().iter().map(|r| (r["row"].clone(), r["ours_s"].clone())).collect();

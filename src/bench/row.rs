@@ -1,10 +1,11 @@
 //! One row: ours and the peers in turn on the same job, the bound by rates of the same call, and the verdict.
 
 use super::bound::bound;
+use super::child::NO_END;
 use super::drive::{Drive, on_drive};
 use super::limits::{self, same_loss};
 use super::ours::{self, Ours};
-use super::peers::{Call, Known};
+use super::peers::{Call, Known, NO_TIME};
 use super::results::{PEERS, empty_row};
 use super::scratch::without_paths;
 use super::table::{Peer, Row};
@@ -82,6 +83,10 @@ pub fn run(call: &mut Call<'_>, index: usize, row: &Row) -> Value {
             Err(why) => drop(reasons.insert("resident".into(), why.into())),
         }
     }
+    // What ran out of the call's time is measured whole in another call.
+    let late = call.time(row).is_err();
+    let cut = |why: &Value| why.as_str().is_some_and(|w| w.contains(NO_TIME) || (late && w.contains(NO_END)));
+    out["complete"] = json!(!reasons.values().any(cut));
     out["reasons"] = reasons.into();
     let (mut judged, _) = limits::judge(&row.limits, &out);
     let losses = losses(call, &ours, &peers);

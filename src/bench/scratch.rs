@@ -9,23 +9,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Scratch {
     /// Where it is.
     pub dir: PathBuf,
+    /// Whether that is in memory: what is written there goes to no drive.
+    pub in_memory: bool,
 }
 
+/// Free bytes that make `/dev/shm` large enough for a run's records: containers often give it 64 MB.
+const ENOUGH: u64 = 2 << 30;
+
 impl Scratch {
-    /// Makes one, in memory (`/dev/shm`) where there is such a place: a run's records then write to no drive.
+    /// Makes one, in memory (`/dev/shm`) where there is such a place with room: a run's records then write to no drive.
     ///
     /// # Errors
     /// The folder can't be made.
     pub fn new() -> Result<Scratch> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let shm = Path::new("/dev/shm");
-        let parent = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
+        let in_memory = rustix::fs::statvfs(shm).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= ENOUGH);
+        let parent = if in_memory { shm.to_path_buf() } else { std::env::temp_dir() };
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = parent.join(format!("blockstream-bench-{}-{n}", std::process::id()));
         // A folder of that name is what a killed process of the same number left.
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
-        Ok(Scratch { dir })
+        Ok(Scratch { dir, in_memory })
     }
 }
 
