@@ -33,8 +33,8 @@ impl Compute {
     /// The entry for `tokens` in what `floor.py` printed (a line of JSON for each number of tokens, in milliseconds).
     #[must_use]
     pub fn of(printed: &str, tokens: usize) -> Option<Compute> {
-        let lines = printed.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-        let entry = lines.filter(|v| v["T"].as_u64() == Some(tokens as u64)).last()?;
+        let mut lines = printed.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+        let entry = lines.rfind(|v| v["T"].as_u64() == Some(tokens as u64))?;
         let seconds = |key: &str| entry[key].as_f64().map(|ms| ms / 1e3);
         Some(Compute {
             forward: seconds("block_fwd_floor")?,

@@ -38,7 +38,7 @@ impl Ended {
         let code = self.code.map_or("a signal".to_string(), |c| format!("code {c}"));
         let lines = || self.log.lines().map(str::trim).filter(|l| !l.is_empty());
         // Our own error line says more than what may follow it; Python's last line is the exception.
-        let last = lines().filter(|l| l.starts_with("error: ")).next_back().or_else(|| lines().next_back());
+        let last = lines().rfind(|l| l.starts_with("error: ")).or_else(|| lines().next_back());
         let words: String = last.unwrap_or("it printed nothing").chars().take(300).collect();
         Some(format!("ended with {code}: {words}"))
     }

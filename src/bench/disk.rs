@@ -95,7 +95,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
 pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
     let mut files = job.files.clone();
     let (mut written, mut temporary) = (None, None);
-    if let Some(bytes) = job.write {
+    if let Some(bytes) = job.write.map(|b| b.align_up(PIECE)) {
         let path = job.dir.join(format!("blockstream-bench-{}.tmp", std::process::id()));
         say(&format!("writes {bytes} to '{}' and removes it", path.display()));
         let (made, rate) = write(path, bytes)?;
@@ -152,7 +152,7 @@ pub fn read(files: &[PathBuf], seconds: f64) -> Result<Rate> {
     let mut open: Vec<(File, &Path, u64)> = Vec::new();
     for path in files {
         let direct = |e| Error::io("read past the page cache", path, e).next("give a file on the drive itself");
-        if rustix::fs::statfs(path).is_ok_and(|s| IN_MEMORY.contains(&(s.f_type as i64))) {
+        if rustix::fs::statfs(path).is_ok_and(|s| IN_MEMORY.contains(&s.f_type)) {
             return Err(Error::usage(format!("'{}' lies in memory, not on a drive", path.display()))
                 .next("give a file on the drive itself"));
         }
@@ -196,12 +196,12 @@ impl Drop for Temporary {
     }
 }
 
-/// Writes `bytes` (rounded up to whole pieces) to the new file `path` and syncs it.
+/// Writes `bytes`, whole pieces, to the new file `path` and syncs it.
 fn write(path: PathBuf, bytes: Bytes) -> Result<(Temporary, Rate)> {
     let refused = |e| Error::io("write past the page cache to", &path, e).next("name a folder on the drive by --path");
     let file = disk::create_direct(&path).map_err(refused)?;
     let made = Temporary(path.clone());
-    let pieces = bytes.0.div_ceil(PIECE).max(1);
+    let pieces = bytes.0 / PIECE;
     let begun = Instant::now();
     let mut rate = pool(&|turn, buffer| {
         if turn >= pieces {
@@ -219,9 +219,12 @@ fn write(path: PathBuf, bytes: Bytes) -> Result<(Temporary, Rate)> {
     Ok((made, rate))
 }
 
+/// What a thread does in a turn, with its buffer: the bytes it moved, `None` when there are no more turns.
+type Work<'a> = dyn Fn(u64, &mut [u8]) -> Result<Option<u64>> + Sync + 'a;
+
 /// Gives turns 0, 1, 2, … with an aligned buffer of [`PIECE`] bytes to the threads until one answers `None`, and
 /// samples the bytes that they report.
-fn pool(work: &(dyn Fn(u64, &mut [u8]) -> Result<Option<u64>> + Sync)) -> Result<Rate> {
+fn pool(work: &Work<'_>) -> Result<Rate> {
     let (turn, done, running) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(THREADS as u64));
     let failure: Mutex<Option<Error>> = Mutex::new(None);
     let begun = Instant::now();
