@@ -3,6 +3,7 @@
 //! Data goes to stdout, progress and errors to stderr.
 
 mod args;
+mod bench;
 mod desk;
 #[cfg(feature = "torch")]
 mod generate;
@@ -49,8 +50,11 @@ pub fn main() -> ExitCode {
 fn settle_environment() {
     use std::os::unix::process::CommandExt;
     const WANTED: [(&str, &str); 2] = [("OMP_WAIT_POLICY", "passive"), ("CUDA_CACHE_DISABLE", "1")];
-    // The screen, the script, `train` and `generate` compute; the others would only start twice.
-    let computes = |a: &std::ffi::OsStr| a == "train" || a == "generate" || a == "--script" || a == "--model";
+    // The screen, the script, `train`, `generate` and `bench gemm` compute; the others would only start twice, and
+    // `bench step` would hand our settings on to the peers.
+    let benches = std::env::args_os().nth(1).is_some_and(|a| a == "bench");
+    let words = if benches { &["gemm"][..] } else { &["train", "generate", "--script", "--model"] };
+    let computes = |a: &std::ffi::OsStr| words.iter().any(|w| a == *w);
     if std::env::args_os().len() > 1 && !std::env::args_os().any(|a| computes(&a)) {
         return;
     }
@@ -105,6 +109,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
             let value = doctor::report(disk);
             if json { print::json(&value) } else { print::line(doctor::render(&value).trim_end()) }
         }
+        Some(Command::Bench(command)) => bench::bench(&command),
         Some(Command::Models { places, json }) => models(&places, json),
         Some(Command::Replay { run, speed }) => train::replay(&run, speed),
     }

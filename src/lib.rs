@@ -30,6 +30,7 @@ pub mod train;
 pub mod export;
 pub mod report;
 
+pub mod bench;
 pub mod doctor;
 pub mod worker;
 

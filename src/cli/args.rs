@@ -132,6 +132,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Measure the link, the drive, matrix products, or seconds per step.
+    #[command(subcommand)]
+    Bench(super::bench::BenchCommand),
     /// List checkpoints on this machine.
     Models {
         /// Folders to look in.

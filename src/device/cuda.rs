@@ -47,7 +47,7 @@ pub enum Queue {
     Copy,
     /// libtorch's kernels.
     Compute,
-    /// Block inputs, device to host.
+    /// Device to host: the link carries both directions at once.
     Save,
     /// Block inputs, host to device.
     Restore,
@@ -77,6 +77,16 @@ impl Gpu {
         let stream = |what: &str| context.new_stream().map_err(|e| failed(what, e));
         let (save, restore) = (stream("making the save stream")?, stream("making the restore stream")?);
         Ok(Gpu { index, context, copy, compute, save, restore, spare: [Pool::default(), Pool::default()] })
+    }
+
+    /// Marketing name and UUID (as NVML writes it) of this very card; `None` where the driver doesn't say.
+    #[must_use]
+    pub fn identity(&self) -> (Option<String>, Option<String>) {
+        let uuid = self.context.uuid().ok().map(|u| {
+            let hex: String = u.bytes.iter().map(|b| format!("{b:02x}")).collect();
+            format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+        });
+        (self.context.name().ok(), uuid)
     }
 
     fn stream(&self, queue: Queue) -> &Arc<CudaStream> {
@@ -123,39 +133,49 @@ impl Gpu {
         self.stream(queue).wait(mark.event()).map_err(|e| failed("waiting for an event", e))
     }
 
-    /// Queues a copy of `len` bytes from host to device.
+    /// Queues a copy of `len` bytes from host to device in `queue`.
     ///
     /// # Safety
-    /// `src` must stay valid and unchanged until a later mark of the copy queue is reached; `dst` must be device
+    /// `src` must stay valid and unchanged until a later mark of the queue is reached; `dst` must be device
     /// memory of at least `len` bytes that no queued kernel reads (ordered by marks).
     ///
     /// # Errors
     /// The driver refuses.
-    pub unsafe fn copy_h2d(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
+    pub unsafe fn copy_h2d(&self, queue: Queue, dst: u64, src: *const u8, len: usize) -> Result<()> {
         // SAFETY: the caller's promise; the context is current because marks and waits bind it.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), len, self.copy.cu_stream()) }
+        unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), len, self.stream(queue).cu_stream()) }
             .result()
             .map_err(|e| failed("queueing a copy", e))
     }
 
-    /// Queues a copy of `len` bytes of a block's input: to host memory (`to_host`) in [`Queue::Save`], or back in
-    /// [`Queue::Restore`].
+    /// Queues a copy of `len` bytes from device to host, in [`Queue::Save`].
     ///
     /// # Safety
-    /// Both ranges must stay valid, and the source unchanged, until a later mark of that queue is reached.
+    /// `dst` must stay mapped and unread until a later mark of that queue is reached; `src` must be device memory
+    /// of at least `len` bytes that no queued kernel or copy writes (ordered by marks).
     ///
     /// # Errors
     /// The driver refuses.
-    pub unsafe fn copy_input(&self, device: u64, host: *mut u8, len: usize, to_host: bool) -> Result<()> {
+    pub unsafe fn copy_d2h(&self, dst: *mut u8, src: u64, len: usize) -> Result<()> {
         // SAFETY: the caller's promise; the context is current because marks and waits bind it.
-        let code = unsafe {
-            if to_host {
-                sys::cuMemcpyDtoHAsync_v2(host.cast(), device, len, self.save.cu_stream())
-            } else {
-                sys::cuMemcpyHtoDAsync_v2(device, host.cast(), len, self.restore.cu_stream())
-            }
-        };
-        code.result().map_err(|e| failed("queueing a copy of a block's input", e))
+        unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, len, self.save.cu_stream()) }
+            .result()
+            .map_err(|e| failed("queueing a copy back", e))
+    }
+
+    /// Takes `len` bytes of device memory from the driver, outside libtorch's allocator.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn memory(&self, len: usize) -> Result<DeviceMemory> {
+        self.bind()?;
+        let mut at = 0;
+        // SAFETY: writes one address; the context is current.
+        unsafe { sys::cuMemAlloc_v2(&raw mut at, len) }.result().map_err(|e| {
+            failed(&format!("taking {} of device memory", crate::units::Bytes(len as u64)), e)
+                .next("close other programs that use the GPU")
+        })?;
+        Ok(DeviceMemory { at, context: self.context.clone() })
     }
 
     /// Binds the context to this thread; copies need it.
@@ -229,6 +249,23 @@ impl Drop for Mark {
     fn drop(&mut self) {
         if let (Some(event), Ok(mut pool)) = (self.event.take(), self.pool.lock()) {
             pool.push(event);
+        }
+    }
+}
+
+/// Device memory of the driver's own; given back on drop.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    /// Its address.
+    pub at: u64,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: taken by `memory`, freed once; the driver waits for copies that still use it.
+            let _ = unsafe { sys::cuMemFree_v2(self.at) };
         }
     }
 }

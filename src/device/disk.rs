@@ -136,8 +136,19 @@ fn sample_file(path: &Path) -> Option<PathBuf> {
 }
 
 /// Opens for reading past the page cache.
-fn open_direct(path: &Path) -> std::io::Result<File> {
+///
+/// # Errors
+/// The file can't be opened, or its file system refuses O_DIRECT (some do so only at the first read).
+pub fn open_direct(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// Makes the new file `path` for writing past the page cache.
+///
+/// # Errors
+/// It exists already, the folder can't be written, or its file system refuses O_DIRECT.
+pub fn create_direct(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
 /// Whether one aligned page can be read with O_DIRECT. Some file systems refuse at open, others only at the read.

@@ -6,6 +6,8 @@ pub mod disk;
 pub mod gpu;
 pub mod host;
 pub mod io;
+#[cfg(feature = "cuda")]
+pub mod link;
 pub mod machine;
 pub mod nvml;
 #[cfg(feature = "cuda")]

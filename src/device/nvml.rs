@@ -57,6 +57,14 @@ pub fn cards() -> Option<(Option<String>, Vec<CardFacts>)> {
     Some((nvml.sys_driver_version().ok(), (0..n).map(facts).collect()))
 }
 
+/// PCIe generation and lanes at which the card with `uuid` runs now: an idle card's link sleeps at generation 1.
+#[must_use]
+pub fn link_now(uuid: &str) -> Option<(u32, u32)> {
+    let nvml = Nvml::init().ok()?;
+    let card = nvml.device_by_uuid(uuid).ok()?;
+    card.current_pcie_link_gen().ok().zip(card.current_pcie_link_width().ok())
+}
+
 /// A gauge of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {

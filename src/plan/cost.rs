@@ -75,12 +75,20 @@ pub fn loads(m: &Model, job: &Job, fit: &Fit) -> Loads {
 impl Loads {
     /// Bytes of the whole step.
     pub fn per_step(&self) -> PerStep {
-        let all = [self.forward, self.head, self.backward];
-        PerStep {
-            disk_read: all.iter().map(|s| s.disk).sum(),
-            h2d: all.iter().map(|s| s.h2d).sum(),
-            d2h: all.iter().map(|s| s.d2h).sum(),
-            written: Bytes::ZERO,
-        }
+        sum(&[self.forward, self.head, self.backward])
+    }
+
+    /// Bytes on the way up, and at the turn and on the way down.
+    pub fn sweeps(&self) -> [PerStep; 2] {
+        [sum(&[self.forward]), sum(&[self.head, self.backward])]
+    }
+}
+
+fn sum(sweeps: &[Sweep]) -> PerStep {
+    PerStep {
+        disk_read: sweeps.iter().map(|s| s.disk).sum(),
+        h2d: sweeps.iter().map(|s| s.h2d).sum(),
+        d2h: sweeps.iter().map(|s| s.d2h).sum(),
+        written: Bytes::ZERO,
     }
 }

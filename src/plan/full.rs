@@ -88,6 +88,7 @@ pub fn full(x: &Inputs<'_>) -> ModePlan {
             d2h: Bytes(m.params * FULL_WRITTEN),
             written,
         },
+        sweeps: Default::default(),
         seconds_per_step: time::forecast_full(m, &job, x.machine, read.0 as f64, written.0 as f64),
         vram: VramPlan { total: memory::total(&vram), budget: device_budget, terms: vram },
         host: VramPlan { total: memory::total(&host), budget: usable, terms: host },

@@ -91,6 +91,9 @@ pub struct ModePlan {
     pub tiers: TierBytes,
     /// Bytes moved per optimizer step.
     pub per_step: PerStep,
+    /// The same by sweep: up, and down with the head at its turn.
+    #[serde(default)]
+    pub sweeps: [PerStep; 2],
     /// Seconds per optimizer step, as a range, with the binding resource.
     pub seconds_per_step: SecondsRange,
     /// Device memory, every term.

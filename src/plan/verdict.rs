@@ -49,6 +49,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         nearest_fix: if infeasible { nearest_fix(x) } else { improvement(x, &fit) },
         tiers: tier_bytes(x.model, &fit.tiers),
         per_step: walk.per_step(),
+        sweeps: walk.sweeps(),
         seconds_per_step: seconds,
         placement: placement(x.model, &fit.tiers),
         ring_slots: fit.slots,

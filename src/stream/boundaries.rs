@@ -241,7 +241,7 @@ impl Offload {
         for (m, s) in saved.iter().enumerate() {
             let from = set.buffers[m].data_ptr() as u64;
             // SAFETY: the staging buffer is not written before `moved`; the place is ours and pinned.
-            unsafe { on.gpu.copy_input(from, self.place(level, m), bytes_of(s) as usize, true)? };
+            unsafe { on.gpu.copy_d2h(self.place(level, m), from, bytes_of(s) as usize)? };
         }
         set.moved = Some(on.gpu.mark_untimed(Queue::Save)?);
         on.saved = Some(on.gpu.mark_untimed(Queue::Save)?);
@@ -261,7 +261,7 @@ impl Offload {
             for (m, s) in self.stack[level].iter().enumerate() {
                 let to = set.buffers[m].data_ptr() as u64;
                 // SAFETY: compute's last use and the last copy were waited for above; the place holds what was saved.
-                unsafe { on.gpu.copy_input(to, self.place(level, m), bytes_of(s) as usize, false)? };
+                unsafe { on.gpu.copy_h2d(Queue::Restore, to, self.place(level, m), bytes_of(s) as usize)? };
             }
             set.moved = Some(on.gpu.mark_untimed(Queue::Restore)?);
             on.restoring = Some(level);

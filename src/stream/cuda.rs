@@ -82,7 +82,7 @@ impl Lane for CudaLane {
             let to = base + copy.layout.pieces[span.piece].slot + span.at;
             // SAFETY: the caller keeps the host buffer until the ticket is copied; the slot's last reader was queued
             // and waited for above, and the next one waits for `done`.
-            unsafe { self.gpu.copy_h2d(to, host.add(span.host as usize), span.bytes as usize)? };
+            unsafe { self.gpu.copy_h2d(Queue::Copy, to, host.add(span.host as usize), span.bytes as usize)? };
         }
         let done = Arc::new(self.gpu.mark(Queue::Copy)?);
         let ticket = self.next;

@@ -9,6 +9,7 @@ use blockstream_tui::{checkpoint, units};
 #[expect(dead_code, reason = "GGUF files and a few switches are the unit tests'")]
 mod support;
 
+mod bench;
 mod checkpoints;
 mod configs;
 mod data_rows;

@@ -28,6 +28,7 @@ pub fn mode_plan() -> ModePlan {
         placement: (0..4).map(|block| BlockPlace { block, tier: TierName::Disk, bytes: Bytes(75) }).collect(),
         ring_slots: 3,
         stream: Default::default(),
+        sweeps: Default::default(),
         residency: 3,
         lowest_trainable: 0,
         candidates: Vec::new(),

@@ -156,6 +156,7 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
         ring_slots: config.stream.ring_slots(),
         residency: model.n_blocks / 3 + config.stream.ring_slots(),
         stream: StreamPlan::default(),
+        sweeps: Default::default(),
         lowest_trainable: lowest_trainable(config, model.n_blocks),
         candidates: vec![Candidate {
             format: "nf4".into(),
