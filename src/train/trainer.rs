@@ -17,7 +17,7 @@ use crate::event::{
     EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, RunStarted, RunStatus, Saved, Stage, StepRecord, StreamStats,
     VramFigures,
 };
-use crate::model::{Adapter, AdapterLayout, Residents, attention, compute_kind, kind_name};
+use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
 use crate::plan::{ModePlan, lowest_trainable};
 use crate::store::Reader;
 use crate::stream::{StreamSetup, Streamer};
@@ -144,7 +144,11 @@ impl<'a> Run<'a> {
         }
         let loss_chunk = config.stream.loss_chunk;
         let gpu = if let Device::Cuda(i) = device { Some(i) } else { None };
-        let walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
+        let mut walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
+        walk.mlp_chunk = config.stream.mlp_chunk;
+        if device.is_cuda() && !walk.kernels.is_fused() {
+            notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));
+        }
         Ok(Run {
             telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
             job,
@@ -497,7 +501,14 @@ impl RunFacts<'_> {
             micro_batches: self.job.config.train.gradient_accumulation_steps,
             device,
             compute_dtype: kind_name(self.kind).into(),
-            attention: attention::kernel_name(self.device.is_cuda(), windowed).into(),
+            attention: attention::kernel_name(
+                Kernels::of(self.device),
+                self.kind,
+                self.checkpoint.arch.head_dim,
+                self.device.is_cuda(),
+                windowed,
+            )
+            .into(),
             reader,
             trainable_params: self.layout.params(),
             data: self.data.facts.clone(),
