@@ -45,6 +45,8 @@ pub enum Kind {
     Io,
     /// Training or generation failed while running.
     Run,
+    /// The device has no memory left.
+    OutOfMemory,
 }
 
 /// What happened, and what to do next.
@@ -117,6 +119,11 @@ impl Error {
     pub fn kind(&self) -> Kind {
         self.kind
     }
+    /// Whether less at a time might do.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.kind == Kind::OutOfMemory
+    }
     /// What happened, without the advice.
     #[must_use]
     pub fn what(&self) -> &str {
@@ -133,7 +140,7 @@ impl Error {
         match self.kind {
             Kind::Usage | Kind::Checkpoint | Kind::Data => ExitCode::Usage,
             Kind::Infeasible => ExitCode::Infeasible,
-            Kind::Device | Kind::Io | Kind::Run => ExitCode::Failed,
+            Kind::Device | Kind::Io | Kind::Run | Kind::OutOfMemory => ExitCode::Failed,
         }
     }
 }

@@ -57,13 +57,15 @@ pub enum EventKind {
     Progress(Progress),
     /// Telemetry: GPU and host gauges, once a second.
     Gauges(Gauges),
+    /// Telemetry: where the last step's time went.
+    Trace(StepTrace),
 }
 
 impl EventKind {
     /// Telemetry may be dropped and is not written to `events.jsonl` of a finished run.
     #[must_use]
     pub fn is_telemetry(&self) -> bool {
-        matches!(self, EventKind::Progress(_) | EventKind::Gauges(_))
+        matches!(self, EventKind::Progress(_) | EventKind::Gauges(_) | EventKind::Trace(_))
     }
 }
 
@@ -209,8 +211,29 @@ pub struct StepRecord {
     pub stall_s: f64,
     /// Seconds the copy lane waited for a slot to be free.
     pub evict_wait_s: f64,
+    /// Of `stall_s`, what the drive was waited for.
+    #[serde(default)]
+    pub stall_disk_s: f64,
+    /// Seconds compute was busy: the step without its stalls.
+    #[serde(default)]
+    pub compute_s: f64,
+    /// The least this step could take at the rates it ran at: `max(disk, link, compute)` up, and again down.
+    #[serde(default)]
+    pub bound_s: f64,
+    /// What sets that bound for the larger part: `disk`, `link` or `compute`.
+    #[serde(default)]
+    pub bound_by: String,
     /// Most blocks on the device at once during the step, in-flight copies included.
     pub residency_peak: usize,
+}
+
+/// Where a step's time went, visit by visit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTrace {
+    /// Step, counts from 1.
+    pub step: u64,
+    /// Its visits in order.
+    pub visits: Vec<VisitTimes>,
 }
 
 /// Held-out loss.

@@ -127,7 +127,7 @@ impl Lines {
             }
             EventKind::Stage(s) => print::stage(s, &mut self.stage),
             EventKind::Step(s) => print::progress(&format!(
-                "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {}  disk {}  h2d {}",
+                "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {} ({:.0} % of the {} bound)  disk {}  h2d {}",
                 s.step,
                 self.total,
                 s.loss,
@@ -135,6 +135,8 @@ impl Lines {
                 s.learning_rate,
                 s.tokens,
                 secs(s.seconds),
+                if s.seconds > 0.0 { 100.0 * s.bound_s / s.seconds } else { 0.0 },
+                s.bound_by,
                 s.disk_read,
                 s.h2d
             )),
@@ -152,7 +154,7 @@ impl Lines {
                 };
                 print::progress(&format!("{mark}{}", n.text));
             }
-            EventKind::Finished(_) | EventKind::Progress(_) | EventKind::Gauges(_) => {}
+            EventKind::Finished(_) | EventKind::Progress(_) | EventKind::Gauges(_) | EventKind::Trace(_) => {}
         }
     }
 }

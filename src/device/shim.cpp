@@ -5,7 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -30,6 +30,10 @@ template <typename F> int guarded(F f) {
   }
   return 1;
 }
+
+// Calls under it go straight to the backend: nothing is recorded, and autograd's wrappers, which refuse the undefined
+// tensors that flash attention's backward takes, are passed by.
+using Unrecorded = at::AutoDispatchBelowADInplaceOrView;
 
 const at::Tensor& tensor(void* p) { return *static_cast<at::Tensor*>(p); }
 }  // namespace
@@ -102,7 +106,7 @@ int bstui_current_stream(int device, void** handle) {
 // out = beta * out + alpha * a b, in place; out may be a slice of a wider matrix. tch's addmm_ has no alpha.
 int bstui_gemm(void* out, void* a, void* b, double beta, double alpha) {
   return guarded([&] {
-    c10::AutoGradMode no_grad(false);
+    Unrecorded unrecorded;
     at::Tensor o = tensor(out);
     if (beta == 0.0 && alpha == 1.0) {
       at::mm_out(o, tensor(a), tensor(b));
@@ -115,7 +119,7 @@ int bstui_gemm(void* out, void* a, void* b, double beta, double alpha) {
 // out += alpha * a b with out in f32 whatever the type of a and b. On a GPU the product is never rounded.
 int bstui_gemm_f32(void* out, void* a, void* b, double alpha) {
   return guarded([&] {
-    c10::AutoGradMode no_grad(false);
+    Unrecorded unrecorded;
     at::Tensor o = tensor(out);
     const at::Tensor &x = tensor(a), &y = tensor(b);
     if (x.scalar_type() == at::kFloat) {
@@ -132,7 +136,7 @@ int bstui_gemm_f32(void* out, void* a, void* b, double alpha) {
 // result: out [B,S,H,D], log-sum-exp, and the two tensors of random state that backward asks for.
 int bstui_flash_forward(void* q, void* k, void* v, double scale, int64_t window_left, void** result) {
   return guarded([&] {
-    c10::AutoGradMode no_grad(false);
+    Unrecorded unrecorded;
     std::optional<int64_t> left, right;
     if (window_left >= 0) { left = window_left; right = 0; }
     auto r = at::_flash_attention_forward(
@@ -149,7 +153,7 @@ int bstui_flash_forward(void* q, void* k, void* v, double scale, int64_t window_
 int bstui_flash_backward(void* grad, void* q, void* k, void* v, void** saved, double scale, int64_t window_left,
                          void** result) {
   return guarded([&] {
-    c10::AutoGradMode no_grad(false);
+    Unrecorded unrecorded;
     std::optional<int64_t> left, right;
     if (window_left >= 0) { left = window_left; right = 0; }
     auto r = at::_flash_attention_backward(

@@ -124,7 +124,7 @@ fn check(code: c_int, doing: &str) -> Result<()> {
 /// The error of a device that ran out of memory.
 #[must_use]
 pub fn out_of_memory(detail: &str) -> Error {
-    Error::run(format!("the device is out of memory: {detail}")).next(
+    Error::new(crate::error::Kind::OutOfMemory, format!("the device is out of memory: {detail}")).next(
         "lower data.max_length, the batch size or stream.loss_chunk, or set stream.vram_budget to what is really free",
     )
 }

@@ -154,13 +154,15 @@ fn visible(s: i64, t: i64, window: Option<usize>, like: &Tensor) -> Tensor {
     Tensor::zeros([s, t], (like.kind(), like.device())).masked_fill(&hidden, f64::NEG_INFINITY)
 }
 
-/// The kernel's name for screen and report.
+/// The training kernel's name for screen and report, for heads of `head_dim` in `kind`.
 #[must_use]
-pub fn kernel_name(cuda: bool, windowed: bool) -> &'static str {
-    match (cuda, windowed) {
-        (true, false) => "flash (sdpa, causal)",
-        (true, true) => "flash, sliding window",
-        (false, false) => "sdpa, cpu, causal",
-        (false, true) => "sdpa, cpu, masked window",
+pub fn kernel_name(kernels: &Kernels, kind: Kind, head_dim: usize, cuda: bool, windowed: bool) -> &'static str {
+    match (cuda, kernels.flash(kind, head_dim as i64), windowed) {
+        (_, true, false) => "flash, causal",
+        (_, true, true) => "flash, sliding window",
+        (true, false, false) => "sdpa, causal",
+        (true, false, true) => "sdpa, masked window",
+        (false, false, false) => "sdpa, cpu, causal",
+        (false, false, true) => "sdpa, cpu, masked window",
     }
 }

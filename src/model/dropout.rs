@@ -45,7 +45,6 @@ pub fn uniform(key: u64, i: u64) -> f64 {
 
 /// Inverted dropout: zeroes a share `p` of `x` and scales the rest by 1/(1−p). `x`'s first element is the mask's
 /// element `first`: a part of a tensor gets its part of the mask.
-#[must_use]
 pub fn dropout(x: &Tensor, p: f64, key: MaskKey, first: u64) -> Tensor {
     x * mask(&x.size(), p, key, first, x.kind(), x.device())
 }

@@ -49,8 +49,8 @@ impl Boundaries {
         let mut o = Offload::new(blocks, micro, bytes)?;
         o.host.pin(&gpu)?;
         let set = || -> Result<Set> {
-            let buffer = || Ok(Tensor::f_empty([o.stride as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?);
-            Ok(Set { buffers: (0..micro).map(|_| buffer()).collect::<Result<_>>()?, read: None, moved: None })
+            let buffer = Tensor::f_empty([o.level as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?;
+            Ok(Set { buffer, read: None, moved: None })
         };
         let sets = [set()?, set()?];
         o.gpu = Some(OnGpu { gpu, sets, saved: None, restoring: None });
@@ -115,14 +115,27 @@ impl Boundaries {
 /// Inputs in host memory.
 pub struct Offload {
     host: HostMemory,
-    /// Place of one input; a multiple of the page size.
-    stride: u64,
-    micro: usize,
+    /// Place of one block's inputs, whatever their number.
+    level: u64,
     stack: Vec<Vec<Saved>>,
     down: Bytes,
     up: Bytes,
     #[cfg(feature = "cuda")]
     gpu: Option<OnGpu>,
+}
+
+/// Alignment of an input.
+const ALIGN: u64 = 4096;
+
+/// Where each input lies among a block's, and where the last one ends.
+fn places(saved: &[Saved]) -> (Vec<u64>, u64) {
+    let mut end = 0;
+    let at = saved.iter().map(|s| {
+        let at = end;
+        end += bytes_of(s).next_multiple_of(ALIGN);
+        at
+    });
+    (at.collect(), end)
 }
 
 fn bytes_of((shape, kind): &Saved) -> u64 {
@@ -131,11 +144,11 @@ fn bytes_of((shape, kind): &Saved) -> u64 {
 
 impl Offload {
     fn new(blocks: usize, micro: usize, bytes: u64) -> Result<Offload> {
-        let stride = bytes.div_ceil(4096).max(1) * 4096;
+        // Smaller inputs may come in larger number (a step tried again in halves): room for their alignment.
+        let level = (bytes.next_multiple_of(ALIGN) + 4 * ALIGN) * micro as u64;
         Ok(Offload {
-            host: HostMemory::new(stride * (blocks * micro) as u64)?,
-            stride,
-            micro,
+            host: HostMemory::new(level * blocks as u64)?,
+            level,
             stack: Vec::new(),
             down: Bytes::ZERO,
             up: Bytes::ZERO,
@@ -144,26 +157,24 @@ impl Offload {
         })
     }
 
-    fn place(&self, level: usize, m: usize) -> *mut u8 {
-        assert!(m < self.micro, "no more micro-batches than there is room for");
-        self.host.at((level * self.micro + m) as u64 * self.stride)
+    fn place(&self, level: usize, at: u64) -> *mut u8 {
+        self.host.at(level as u64 * self.level + at)
     }
 
     fn save(&mut self, xs: &[Tensor]) -> Result<()> {
         let level = self.stack.len();
         let saved: Vec<Saved> = xs.iter().map(|x| (x.size(), x.kind())).collect();
-        for s in &saved {
-            assert!(bytes_of(s) <= self.stride, "an input is no longer than planned");
-            self.down += Bytes(bytes_of(s));
-        }
+        let (places, end) = places(&saved);
+        assert!(end <= self.level, "a block's inputs are no longer than planned");
+        self.down += saved.iter().map(|s| Bytes(bytes_of(s))).sum();
         #[cfg(feature = "cuda")]
         let on_gpu = self.save_on_gpu(level, xs, &saved)?;
         #[cfg(not(feature = "cuda"))]
         let on_gpu = false;
         if !on_gpu {
-            for (m, (x, (shape, kind))) in xs.iter().zip(&saved).enumerate() {
-                // SAFETY: the place is `stride` bytes of our mapping, which outlives this view.
-                let mut host = unsafe { shim::view(self.place(level, m), shape, *kind, Device::Cpu) };
+            for ((x, (shape, kind)), at) in xs.iter().zip(&saved).zip(places) {
+                // SAFETY: the place is inside our mapping, which outlives this view.
+                let mut host = unsafe { shim::view(self.place(level, at), shape, *kind, Device::Cpu) };
                 host.copy_(x);
             }
         }
@@ -188,11 +199,11 @@ impl Offload {
         if self.gpu.is_some() {
             return self.take_on_gpu(level, &saved);
         }
-        let restore = |(m, (shape, kind)): (usize, &Saved)| {
+        let restore = |((shape, kind), at): (&Saved, u64)| {
             // SAFETY: as in `save`; the view is copied before it is dropped.
-            unsafe { shim::view(self.place(level, m), shape, *kind, Device::Cpu) }.copy()
+            unsafe { shim::view(self.place(level, at), shape, *kind, Device::Cpu) }.copy()
         };
-        Ok(saved.iter().enumerate().map(restore).collect())
+        Ok(saved.iter().zip(places(&saved).0).map(restore).collect())
     }
 }
 
@@ -209,7 +220,7 @@ struct OnGpu {
 
 #[cfg(feature = "cuda")]
 struct Set {
-    buffers: Vec<Tensor>,
+    buffer: Tensor,
     /// After compute's last use.
     read: Option<Mark>,
     /// After the last copy out of or into it.
@@ -218,10 +229,10 @@ struct Set {
 
 #[cfg(feature = "cuda")]
 impl Set {
-    /// The staged input of micro-batch `m` as a tensor.
-    fn view(&self, m: usize, (shape, kind): &Saved) -> Tensor {
-        let n = bytes_of(&(shape.clone(), *kind)) as i64;
-        self.buffers[m].narrow(0, 0, n).view_dtype(*kind).view(shape.as_slice())
+    /// The staged input at `at` as a tensor.
+    fn view(&self, at: u64, saved: &Saved) -> Tensor {
+        let bytes = self.buffer.narrow(0, at as i64, bytes_of(saved) as i64);
+        bytes.view_dtype(saved.1).view(saved.0.as_slice())
     }
 }
 
@@ -233,15 +244,16 @@ impl Offload {
         if let Some(moved) = set.moved.take() {
             on.gpu.wait(Queue::Compute, &moved)?;
         }
-        for (m, (x, s)) in xs.iter().zip(saved).enumerate() {
-            set.view(m, s).copy_(x);
+        let (places, _) = places(saved);
+        for ((x, s), at) in xs.iter().zip(saved).zip(&places) {
+            set.view(*at, s).copy_(x);
         }
         let staged = on.gpu.mark_untimed(Queue::Compute)?;
         on.gpu.wait(Queue::Save, &staged)?;
-        for (m, s) in saved.iter().enumerate() {
-            let from = set.buffers[m].data_ptr() as u64;
+        for (s, at) in saved.iter().zip(places) {
+            let from = set.buffer.data_ptr() as u64 + at;
             // SAFETY: the staging buffer is not written before `moved`; the place is ours and pinned.
-            unsafe { on.gpu.copy_d2h(self.place(level, m), from, bytes_of(s) as usize)? };
+            unsafe { on.gpu.copy_d2h(self.place(level, at), from, bytes_of(s) as usize)? };
         }
         set.moved = Some(on.gpu.mark_untimed(Queue::Save)?);
         on.saved = Some(on.gpu.mark_untimed(Queue::Save)?);
@@ -258,10 +270,11 @@ impl Offload {
             for mark in [set.read.take().as_ref(), set.moved.take().as_ref(), on.saved.as_ref()].into_iter().flatten() {
                 on.gpu.wait(Queue::Restore, mark)?;
             }
-            for (m, s) in self.stack[level].iter().enumerate() {
-                let to = set.buffers[m].data_ptr() as u64;
+            let saved = &self.stack[level];
+            for (s, at) in saved.iter().zip(places(saved).0) {
+                let to = set.buffer.data_ptr() as u64 + at;
                 // SAFETY: compute's last use and the last copy were waited for above; the place holds what was saved.
-                unsafe { on.gpu.copy_h2d(Queue::Restore, to, self.place(level, m), bytes_of(s) as usize)? };
+                unsafe { on.gpu.copy_h2d(Queue::Restore, to, self.place(level, at), bytes_of(s) as usize)? };
             }
             set.moved = Some(on.gpu.mark_untimed(Queue::Restore)?);
             on.restoring = Some(level);
@@ -280,7 +293,7 @@ impl Offload {
         if let Some(moved) = on.sets[level % 2].moved.take() {
             on.gpu.wait(Queue::Compute, &moved)?;
         }
-        let xs = saved.iter().enumerate().map(|(m, s)| on.sets[level % 2].view(m, s)).collect();
+        let xs = saved.iter().zip(places(saved).0).map(|(s, at)| on.sets[level % 2].view(at, s)).collect();
         self.gpu = Some(on);
         if level > 0 {
             self.start_restore(level - 1)?;

@@ -1,7 +1,9 @@
 //! The trainer: walks the blocks forward and back, updates the adapter, saves, resumes, and says what it does.
 
+mod bound;
 mod loss;
 pub mod optim;
+mod retry;
 pub mod save;
 pub mod schedule;
 mod telemetry;

@@ -1,6 +1,8 @@
 //! The training run: prepare, measure, step, save, measure again.
 
+use super::bound::bound;
 use super::optim::{self, AdamW};
+use super::retry::with_halves;
 use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::Telemetry;
@@ -14,10 +16,10 @@ use crate::device::{io, nvml, shim};
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
 use crate::event::{
-    EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, RunStarted, RunStatus, Saved, Stage, StepRecord, StreamStats,
-    VramFigures,
+    EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, Phase, RunStarted, RunStatus, Saved, Stage, StepRecord,
+    StepTrace, StreamStats, VramFigures,
 };
-use crate::model::{Adapter, AdapterLayout, Residents, attention, compute_kind, kind_name};
+use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
 use crate::plan::{ModePlan, lowest_trainable};
 use crate::store::Reader;
 use crate::stream::{Boundaries, StreamSetup, Streamer};
@@ -172,6 +174,9 @@ impl<'a> Run<'a> {
                 Boundaries::offloaded(blocks, micro, bytes)?
             };
         }
+        if device.is_cuda() && !walk.kernels.is_fused() {
+            notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));
+        }
         Ok(Run {
             telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
             job,
@@ -205,7 +210,16 @@ impl<'a> Run<'a> {
             if self.control.stop() != Stop::No || self.wait_while_paused() {
                 break;
             }
-            let Some(record) = self.step()? else { return Ok(self.outcome(RunStatus::Aborted)) };
+            let record = match self.step() {
+                Ok(Some(record)) => record,
+                Ok(None) => return Ok(self.outcome(RunStatus::Aborted)),
+                // Nothing of this step has touched the adapter: what there is can be saved.
+                Err(e) if e.is_out_of_memory() => {
+                    self.save()?;
+                    return Err(e);
+                }
+                Err(e) => return Err(e),
+            };
             skipped_in_a_row = if record.skipped { skipped_in_a_row + 1 } else { 0 };
             self.state.log(&record);
             self.state.optimizer_updates = self.adam.updates;
@@ -243,17 +257,17 @@ impl<'a> Run<'a> {
         let train = &self.job.config.train;
         let index = self.state.global_step;
         let begun = self.clock.now();
-        let before = (self.walk.streamer.totals(), io::written_by_workers(&io::RECORD_THREADS));
+        let before =
+            (self.walk.streamer.totals(), self.walk.boundaries.moved(), io::written_by_workers(&io::RECORD_THREADS));
         let rows: Vec<&Row> = self.sampler.rows(index).into_iter().map(|i| &self.data.train[i]).collect();
         let batches = micro_batches(&rows, train.per_device_train_batch_size);
         let due_eval = train.eval_steps > 0 && (index + 1).is_multiple_of(train.eval_steps);
         let more = index + 1 < self.steps_total && !due_eval;
         let context = StepContext { step: index, seed: train.seed, more };
-        let Some(StepLoss { loss, trained_tokens, tokens, mut grad }) =
-            self.stoppable(index + 1, |walk, observe| walk.step(&batches, context, observe))?
-        else {
+        let Some(StepLoss { loss, trained_tokens, tokens, mut grad }) = self.walk_step(batches, context)? else {
             return Ok(None);
         };
+        self.walk.streamer.begin(Phase::Update, 0)?;
         let norm = optim::grad_norm(&grad);
         let rate = self.schedule.rate(index);
         let skipped = trained_tokens == 0 || !loss.is_finite() || !norm.is_finite();
@@ -270,7 +284,13 @@ impl<'a> Run<'a> {
             shim::synchronize(gpu)?;
         }
         let snapshot = self.walk.streamer.snapshot()?;
-        let after = (self.walk.streamer.totals(), io::written_by_workers(&io::RECORD_THREADS));
+        let after =
+            (self.walk.streamer.totals(), self.walk.boundaries.moved(), io::written_by_workers(&io::RECORD_THREADS));
+        let bound = bound(&snapshot.times, snapshot.disk_s);
+        let visits = &snapshot.times.visits;
+        let (stall_disk_s, compute_s) =
+            (visits.iter().map(|v| v.wait_disk_s).sum(), visits.iter().map(|v| v.compute_s).sum());
+        self.sink.send(EventKind::Trace(StepTrace { step: index + 1, visits: visits.clone() }));
         self.stats.h2d_s += snapshot.times.h2d_s;
         self.stats.stall_s += snapshot.times.stall_s;
         self.stats.evict_wait_s += snapshot.times.evict_wait_s;
@@ -287,15 +307,40 @@ impl<'a> Run<'a> {
             skipped,
             seconds: self.clock.now() - begun,
             disk_read: after.0.disk_read - before.0.disk_read,
-            h2d: after.0.h2d - before.0.h2d,
-            d2h: Bytes::ZERO,
-            model_drive_written: after.1.unwrap_or_default().saturating_sub(before.1.unwrap_or_default()),
+            h2d: after.0.h2d - before.0.h2d + (after.1.1 - before.1.1),
+            d2h: after.1.0 - before.1.0,
+            model_drive_written: after.2.unwrap_or_default().saturating_sub(before.2.unwrap_or_default()),
             h2d_s: snapshot.times.h2d_s,
             disk_s: snapshot.disk_s,
             stall_s: snapshot.times.stall_s,
             evict_wait_s: snapshot.times.evict_wait_s,
+            stall_disk_s,
+            compute_s,
+            bound_s: bound.seconds,
+            bound_by: bound.by.into(),
             residency_peak: snapshot.residency_peak,
         }))
+    }
+
+    /// Loss and gradient of a step, in halves if the device runs out of memory; `None` when it was stopped at once.
+    fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<Option<StepLoss>> {
+        let (gpu, sink, step) = (self.gpu, self.sink.clone(), context.step + 1);
+        let run = std::cell::RefCell::new(self);
+        let (loss, _) = with_halves(
+            batches,
+            &mut |b| run.borrow_mut().stoppable(step, |walk, observe| walk.step(b, context, observe)),
+            &mut |rows| {
+                if let Some(gpu) = gpu {
+                    shim::synchronize(gpu)?;
+                }
+                run.borrow_mut().walk.abandon()?;
+                shim::empty_cache();
+                let text = format!("step {step}: out of device memory; tried again with {rows} row(s) at a time");
+                notice(&sink, Level::Warn, text);
+                Ok(())
+            },
+        )?;
+        Ok(loss)
     }
 
     /// Runs a walk that a stop-at-once ends between blocks; `None` when it did.
@@ -510,7 +555,14 @@ impl RunFacts<'_> {
             micro_batches: self.job.config.train.gradient_accumulation_steps,
             device,
             compute_dtype: kind_name(self.kind).into(),
-            attention: attention::kernel_name(self.device.is_cuda(), windowed).into(),
+            attention: attention::kernel_name(
+                Kernels::of(self.device),
+                self.kind,
+                self.checkpoint.arch.head_dim,
+                self.device.is_cuda(),
+                windowed,
+            )
+            .into(),
             reader,
             trainable_params: self.layout.params(),
             data: self.data.facts.clone(),

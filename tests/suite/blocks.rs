@@ -3,8 +3,11 @@
 use crate::block_case::{Case, How, Out};
 use crate::golden::assert_close;
 use crate::support::fixture::Model;
+use crate::walk::{host, open};
 use blockstream_tui::checkpoint::Part::{self, Attention, Down, Gate, Up};
 use blockstream_tui::config::LoraSection;
+use blockstream_tui::model::rope::{RopeCache, RopeTable};
+use tch::{Device, Kind};
 
 /// As the goldens': room for another kernel, none for another formula.
 const TOLERANCE: f32 = 2e-5;
@@ -91,4 +94,20 @@ fn parts_are_taken_and_given_back_in_their_order() {
     let forward = [attention.clone(), taken.clone(), all("done", [Gate, Up, Down])];
     let backward = [attention.clone(), taken, all("done", [Down, Up, Gate]), attention];
     assert_eq!(log, [forward.concat(), backward.concat()].concat());
+}
+
+#[test]
+fn a_cached_rotary_table_is_a_fresh_ones_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    Model::tiny().write(dir.path());
+    let arch = open(dir.path()).arch;
+    let mut cache = RopeCache::default();
+    for len in [5, 3, 100, 17, 100] {
+        let (got, want) = (
+            cache.get(&arch, len, Kind::BFloat16, Device::Cpu),
+            RopeTable::new(&arch, 0, len, Kind::BFloat16, Device::Cpu),
+        );
+        assert_eq!(got.len(), len as i64);
+        assert_eq!((host(&got.cos), host(&got.sin)), (host(&want.cos), host(&want.sin)), "{len} positions");
+    }
 }

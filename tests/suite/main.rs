@@ -38,6 +38,8 @@ mod gpu;
 #[cfg(feature = "torch")]
 mod gpu_kernels;
 #[cfg(feature = "torch")]
+mod gpu_speed;
+#[cfg(feature = "torch")]
 mod runs;
 #[cfg(feature = "torch")]
 mod streaming;

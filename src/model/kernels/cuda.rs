@@ -42,6 +42,7 @@ fn make(index: usize) -> Kernels {
             capability: Some(program.capability),
             described: format!("fused (NVRTC, {})", program.arch),
             ops: Box::new(Fused(program)),
+            fused: true,
         },
         Err(why) => Kernels::torch(nvrtc::capability(index).ok(), &why),
     }
@@ -58,7 +59,7 @@ fn pack(kind: Kind) -> i64 {
 
 /// Whether every tensor starts on 16 bytes and every count of elements is a whole number of 16-byte accesses.
 fn wide(kind: Kind, tensors: &[&Tensor], counts: &[i64]) -> bool {
-    tensors.iter().all(|t| t.data_ptr() as usize % 16 == 0) && counts.iter().all(|n| n % pack(kind) == 0)
+    tensors.iter().all(|t| (t.data_ptr() as usize).is_multiple_of(16)) && counts.iter().all(|n| n % pack(kind) == 0)
 }
 
 /// Blocks of `each` that cover `n`.

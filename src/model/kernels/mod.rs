@@ -157,6 +157,7 @@ pub struct Kernels {
     /// Compute capability of the GPU, where flash attention may be called.
     capability: Option<(i32, i32)>,
     described: String,
+    fused: bool,
 }
 
 impl Kernels {
@@ -174,7 +175,13 @@ impl Kernels {
     /// libtorch's operators, because of `why`; flash attention where `capability` allows it.
     #[must_use]
     pub fn torch(capability: Option<(i32, i32)>, why: &str) -> Kernels {
-        Kernels { ops: Box::new(Torch), capability, described: format!("torch operators ({why})") }
+        Kernels { ops: Box::new(Torch), capability, described: format!("torch operators ({why})"), fused: false }
+    }
+
+    /// Whether they are the fused ones.
+    #[must_use]
+    pub fn is_fused(&self) -> bool {
+        self.fused
     }
 
     /// For screen and report: `fused (NVRTC, sm_90)` or `torch operators (why)`.

@@ -159,7 +159,7 @@ impl Ops for Torch {
         let mut t = g * g;
         let _ = t.g_mul_scalar_(1.0 - step.beta2);
         let _ = v.g_add_(&t);
-        let _ = t.copy_(&v);
+        t.copy_(&v);
         let _ = t.sqrt_().g_div_scalar_(step.correction2).g_add_scalar_(step.eps);
         let _ = m.f_div_out(&t.shallow_clone(), &t)?;
         let _ = t.g_mul_scalar_(step.step);

@@ -10,7 +10,7 @@ pub use rates::Rate;
 
 use crate::event::{
     Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved, Stage,
-    StepRecord,
+    StepRecord, StepTrace,
 };
 use crate::units::{Bytes, secs};
 use std::collections::VecDeque;
@@ -45,6 +45,8 @@ pub struct RunView {
     pub vram_peak: Option<Bytes>,
     /// Most blocks on the device at once.
     pub residency_peak: usize,
+    /// Where the last step's time went.
+    pub trace: Option<StepTrace>,
     /// Log lines.
     pub log: Log,
     /// What is safely on disk, newest last.
@@ -127,6 +129,7 @@ impl RunView {
             }
             EventKind::Notice(n) => self.note(n.level, n.text.clone()),
             EventKind::Finished(f) => self.finish(f),
+            EventKind::Trace(t) => self.trace = Some(t.clone()),
             EventKind::Progress(p) => {
                 if self.progress.as_ref().is_none_or(|old| old.step != p.step) && p.visit == 0 {
                     self.step_began = event.at;
