@@ -71,7 +71,7 @@ pub fn trace(checkpoint: &Checkpoint, how: How, lora: &LoraSection, micro: usize
 /// Compares one way of streaming with every block resident, and checks the residency bound.
 pub fn check(dir: &std::path::Path, how: How, lora: &LoraSection, micro: usize, steps: u64) {
     let checkpoint = open(dir);
-    let (want, _) = trace(&checkpoint, How::resident(how.device), lora, micro, steps);
+    let (want, _) = trace(&checkpoint, how.reference(), lora, micro, steps);
     assert!(want.grads.iter().any(|g| *g & 0x7FFF_FFFF != 0), "gradients are not all zero");
     assert_ne!(want.adapter, bits(&random_adapter(&AdapterLayout::new(&checkpoint, lora).unwrap())), "it learns");
     let (got, mut walk) = trace(&checkpoint, how, lora, micro, steps);
@@ -79,6 +79,28 @@ pub fn check(dir: &std::path::Path, how: How, lora: &LoraSection, micro: usize, 
     let planned = (how.resident.min(checkpoint.blocks.len()) + how.ring).max(1);
     let peak = walk.streamer.snapshot().unwrap().residency_peak;
     assert!(peak <= planned, "{peak} blocks on the device, {planned} planned");
+}
+
+/// Everything that spares device memory, alone and together, for one and several micro-batches.
+pub fn every_thrift(dir: &std::path::Path, device: Device, lora: &LoraSection) {
+    let base = |tier| How::streamed(device, tier, 2, 1);
+    for micro in [1, 2, 4] {
+        for tier in [TierName::Ram, TierName::Disk] {
+            check(dir, How { head: Some(tier), ..base(tier) }, lora, micro, 3);
+            check(dir, How { split: true, ..base(tier) }, lora, micro, 3);
+        }
+        check(dir, How { offload: true, ..base(TierName::Ram) }, lora, micro, 4);
+        check(dir, How { mlp_chunk: 7, ..base(TierName::Disk) }, lora, micro, 3);
+        let all = How { head: Some(TierName::Ram), offload: true, mlp_chunk: 16, ring: 1, ..base(TierName::Ram) };
+        check(dir, all, lora, micro, 4);
+        check(
+            dir,
+            How { resident: 2, head: Some(TierName::Disk), offload: true, ..base(TierName::Disk) },
+            lora,
+            micro,
+            3,
+        );
+    }
 }
 
 /// RAM and disk tiers, prefetch 0–5, micro-batches 1, 2 and 4.

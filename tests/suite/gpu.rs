@@ -2,7 +2,7 @@
 //!
 //! Without a GPU each test says why it did not run.
 
-use crate::equal::{batches, check, every_depth};
+use crate::equal::{batches, check, every_depth, every_thrift};
 use crate::golden::{Golden, assert_close, dir};
 use crate::support::fixture::Model;
 use crate::walk::{How, host, open, walk};
@@ -47,6 +47,12 @@ fn model(name: &str, dtype: &str) -> tempfile::TempDir {
 fn gpu_stream_equal_at_every_depth_and_tier() {
     let Some((gpu, _alone)) = gpu("gpu_stream_equal_at_every_depth_and_tier") else { return };
     every_depth(model("llama", "BF16").path(), gpu, &lora());
+}
+
+#[test]
+fn gpu_stream_equal_with_everything_that_spares_memory() {
+    let Some((gpu, _alone)) = gpu("gpu_stream_equal_with_everything_that_spares_memory") else { return };
+    every_thrift(model("llama", "BF16").path(), gpu, &lora());
 }
 
 #[test]

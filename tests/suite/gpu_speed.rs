@@ -11,7 +11,7 @@ use blockstream_tui::model::{
     Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels, Whole, block_backward, block_forward,
 };
 use std::time::Instant;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 const TOKENS: i64 = 2048;
 const HIDDEN: i64 = 4096;

@@ -1,6 +1,6 @@
 //! Streaming never changes a number: streamed = resident, bit for bit, on every path of the CPU engine.
 
-use crate::equal::{batches, check, every_depth, rows, trace};
+use crate::equal::{batches, check, every_depth, every_thrift, rows, trace};
 use crate::support::fixture::Model;
 use crate::walk::{How, host, open, walk};
 use blockstream_tui::config::LoraSection;
@@ -24,6 +24,15 @@ fn lora() -> LoraSection {
 #[test]
 fn stream_equal_llama_at_every_depth_and_tier() {
     every_depth(model("llama", "BF16").path(), Cpu, &lora());
+}
+
+#[test]
+fn stream_equal_with_a_streamed_head_offloaded_inputs_split_blocks_and_a_chunked_feed_forward() {
+    every_thrift(model("llama", "BF16").path(), Cpu, &lora());
+    // Tied: the head's rows are the embedding's.
+    let dir = tempfile::tempdir().unwrap();
+    Model::family("qwen2").set("tie_word_embeddings", true).std(0.08).write(dir.path());
+    check(dir.path(), How { head: Some(TierName::Disk), ..How::streamed(Cpu, TierName::Disk, 1, 1) }, &lora(), 2, 3);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use blockstream_tui::event::TierName;
 use blockstream_tui::model::dropout::{mix, uniform};
 use blockstream_tui::model::{Adapter, AdapterLayout, Residents, compute_kind};
 use blockstream_tui::store::Reader;
-use blockstream_tui::stream::{StreamSetup, Streamer};
+use blockstream_tui::stream::{Boundaries, StreamSetup, Streamer};
 use blockstream_tui::train::BlockWalk;
 use std::path::Path;
 use std::time::Duration;
@@ -24,6 +24,14 @@ pub struct How {
     pub ahead: usize,
     pub read_delay_ms: u64,
     pub copy_delay_ms: u64,
+    /// Where a streamed head waits (`Vram`: in pieces, but there for good).
+    pub head: Option<TierName>,
+    /// Block inputs wait in host memory.
+    pub offload: bool,
+    /// One slot of each kind: a block passes part by part.
+    pub split: bool,
+    /// Tokens of the feed-forward at a time.
+    pub mlp_chunk: usize,
 }
 
 impl How {
@@ -36,7 +44,16 @@ impl How {
             ahead: 0,
             read_delay_ms: 0,
             copy_delay_ms: 0,
+            head: None,
+            offload: false,
+            split: false,
+            mlp_chunk: 0,
         }
+    }
+
+    /// What `self` must equal: the same computation with everything on the device.
+    pub fn reference(self) -> How {
+        How { head: self.head.map(|_| TierName::Vram), mlp_chunk: self.mlp_chunk, ..How::resident(self.device) }
     }
     pub fn streamed(device: Device, tier: TierName, ring: usize, ahead: usize) -> How {
         How { tier, resident: 0, ring, ahead, ..How::resident(device) }
@@ -54,23 +71,49 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     let resident = how.resident.min(n);
     let is_resident = |b: usize| (b * resident) / n != ((b + 1) * resident) / n;
     let tiers: Vec<TierName> = (0..n).map(|b| if is_resident(b) { TierName::Vram } else { how.tier }).collect();
+    #[cfg(feature = "cuda")]
+    let gpu = match how.device {
+        Device::Cuda(i) => Some(std::sync::Arc::new(blockstream_tui::device::cuda::Gpu::open(i).unwrap())),
+        _ => None,
+    };
+    let ring = match (how.split, how.ring) {
+        (true, _) => [1, 1],
+        (_, 0) if how.head.is_some() => [0, 2],
+        (_, k) => [k, 3 * k],
+    };
     let setup = StreamSetup {
+        ring,
+        split: how.split,
+        head: how.head,
         copy_delay: Duration::from_millis(how.copy_delay_ms),
         #[cfg(feature = "cuda")]
-        gpu: match how.device {
-            Device::Cuda(i) => Some(std::sync::Arc::new(blockstream_tui::device::cuda::Gpu::open(i).unwrap())),
-            _ => None,
-        },
+        gpu: gpu.clone(),
         ..StreamSetup::cpu(tiers, how.ring, how.ahead)
     };
     let reader = Reader::open(checkpoint, Duration::from_millis(how.read_delay_ms)).unwrap();
     let streamer = Streamer::new(checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
     let kind = compute_kind(checkpoint, how.device);
-    let residents = Residents::load(checkpoint, streamer.reader(), kind, how.device, true, &mut |_, _| {}).unwrap();
+    let residents =
+        Residents::load(checkpoint, streamer.reader(), kind, how.device, how.head.is_none(), &mut |_, _| {}).unwrap();
     let layout = AdapterLayout::new(checkpoint, lora).unwrap();
     let flat = flat.unwrap_or_else(|| random_adapter(&layout));
     let adapter = Adapter::new(layout, &flat, kind, how.device);
-    BlockWalk::new(checkpoint, residents, adapter, streamer, kind, chunk)
+    let mut walk = BlockWalk::new(checkpoint, residents, adapter, streamer, kind, chunk);
+    walk.mlp_chunk = how.mlp_chunk;
+    if how.offload {
+        // Room for four micro-batches of 4 rows of up to 40 tokens.
+        let (micro, bytes) = (8, (4 * 40 * checkpoint.arch.hidden * 4) as u64);
+        walk.boundaries = {
+            #[cfg(feature = "cuda")]
+            match &gpu {
+                Some(gpu) => Boundaries::offloaded_from(gpu.clone(), n, micro, bytes).unwrap(),
+                None => Boundaries::offloaded(n, micro, bytes).unwrap(),
+            }
+            #[cfg(not(feature = "cuda"))]
+            Boundaries::offloaded(n, micro, bytes).unwrap()
+        };
+    }
+    walk
 }
 
 /// A and B both random: at B = 0 a detached adapter would pass every comparison.
