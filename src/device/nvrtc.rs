@@ -1,7 +1,7 @@
 //! Kernels of our own: compiled at run time for the card at hand, launched on libtorch's stream.
 //!
 //! NVRTC comes with libtorch's CUDA packages but is not linked by it: it lies in `nvidia/cu13/lib` beside `torch/`.
-//! cudarc panics where a library is missing, so every call here comes after [`load`] has found it.
+//! cudarc panics where a library is missing, so every call here comes after a look whether it is there.
 
 use crate::device::{cuda, shim};
 use crate::error::{Error, Result};

@@ -125,7 +125,19 @@ int bstui_gemm_f32(void* out, void* a, void* b, double alpha) {
     if (x.scalar_type() == at::kFloat) {
       o.addmm_(x, y, 1, alpha);
     } else if (x.is_cuda()) {
-      at::addmm_out(o, o, x, y, at::kFloat, 1, alpha);
+      // Some releases of libtorch add only to a tensor of the factors' type: then the product is made apart.
+      static bool adds = true;
+      if (adds) {
+        try {
+          at::addmm_out(o, o, x, y, at::kFloat, 1, alpha);
+          return;
+        } catch (const c10::OutOfMemoryError&) {
+          throw;
+        } catch (const c10::Error&) {
+          adds = false;
+        }
+      }
+      o.add_(at::mm(x, y, at::kFloat), alpha);
     } else {
       o.addmm_(x.to(at::kFloat), y.to(at::kFloat), 1, alpha);
     }

@@ -1,6 +1,6 @@
 //! The operations as one fused kernel each, from `fused.cu`.
 
-use super::{AdamStep, Kernels, OnlineRows, Ops, rows_of};
+use super::{AdamStep, Kernels, OnlineRows, Ops};
 use crate::device::nvrtc::{self, Arg, Program};
 use crate::error::{Error, Result};
 use crate::model::dropout::{self, MaskKey};
@@ -71,6 +71,19 @@ fn blocks(n: i64, each: i64) -> i64 {
 fn row_threads(n: i64, kind: Kind, wide: bool) -> u32 {
     let accesses = if wide { n / pack(kind) } else { n };
     (blocks(accesses, 32) * 32).clamp(32, ROW_THREADS) as u32
+}
+
+/// Tokens, heads, width of a head, and elements from token to token of rows `[T, n]` or heads `[T, heads, n]`.
+fn rows_of(x: &Tensor) -> (i64, i64, i64, i64) {
+    let (size, stride) = (x.size(), x.stride());
+    let (heads, n) = match size[..] {
+        [_, n] => (1, n),
+        [_, heads, n] => (heads, n),
+        _ => panic!("rows are [T, n] or [T, heads, n], not {size:?}"),
+    };
+    let dense = stride[size.len() - 1] == 1 && (heads == 1 || stride[1] == n);
+    assert!(dense, "a token's heads must lie side by side: {size:?} by {stride:?}");
+    (size[0], heads, n, stride[0])
 }
 
 fn dense(tensors: &[&Tensor]) {

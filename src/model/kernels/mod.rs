@@ -206,16 +206,3 @@ impl std::ops::Deref for Kernels {
         &*self.ops
     }
 }
-
-/// Tokens, heads, width of a head, and elements from token to token of rows `[T, n]` or heads `[T, heads, n]`.
-fn rows_of(x: &Tensor) -> (i64, i64, i64, i64) {
-    let (size, stride) = (x.size(), x.stride());
-    let (heads, n) = match size[..] {
-        [_, n] => (1, n),
-        [_, heads, n] => (heads, n),
-        _ => panic!("rows are [T, n] or [T, heads, n], not {size:?}"),
-    };
-    let dense = stride[size.len() - 1] == 1 && (heads == 1 || stride[1] == n);
-    assert!(dense, "a token's heads must lie side by side: {size:?} by {stride:?}");
-    (size[0], heads, n, stride[0])
-}
