@@ -9,6 +9,7 @@ use cudarc::driver::{CudaContext, result as driver, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
+use std::path::Path;
 use std::sync::Arc;
 use tch::Tensor;
 
@@ -64,18 +65,26 @@ pub fn capability(index: usize) -> std::result::Result<(i32, i32), String> {
 
 /// Loads NVRTC from beside libtorch, or from where the system has it.
 fn load() -> std::result::Result<(), String> {
-    if let Some(file) = shim::torch_cpu_path() {
-        // torch/lib/libtorch_cpu.so → nvidia/cu13/lib/libnvrtc.so.13, its neighbour in site-packages.
-        let near = file.parent().map(|lib| lib.join("../../nvidia/cu13/lib/libnvrtc.so.13"));
-        if let Some(path) = near.filter(|p| p.exists())
-            && let Ok(name) = CString::new(path.to_string_lossy().as_bytes())
-        {
-            // SAFETY: a library of libtorch's own release, never unloaded. Loaded by path once, cudarc finds it by name.
-            unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        }
+    // torch/lib/libtorch_cpu.so → nvidia/cu13/lib, its neighbour in site-packages.
+    let near = shim::torch_cpu_path().and_then(|file| Some(file.parent()?.join("../../nvidia/cu13/lib")));
+    if let Some(near) = near {
+        // NVRTC opens its builtins by name, and 13.0's library has no RPATH to find them by: they come first.
+        let builtins = std::fs::read_dir(&near).into_iter().flatten().flatten().map(|e| e.path());
+        let is_builtins =
+            |p: &Path| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libnvrtc-builtins.so.13"));
+        builtins.filter(|p| is_builtins(p)).for_each(|p| open_global(&p));
+        open_global(&near.join("libnvrtc.so.13"));
     }
     // SAFETY: only tries to load the library.
     if unsafe { nvrtc_sys::is_culib_present() } { Ok(()) } else { Err("libnvrtc.so.13 not found".into()) }
+}
+
+/// Loads a library by path, if it is there, so that others find it by name.
+fn open_global(path: &Path) {
+    if let (true, Ok(name)) = (path.exists(), CString::new(path.to_string_lossy().as_bytes())) {
+        // SAFETY: a library of libtorch's own release, never unloaded.
+        unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    }
 }
 
 impl Program {
@@ -85,7 +94,6 @@ impl Program {
     /// What is missing or refused, in one clause.
     pub fn compile(index: usize, source: &str, names: &[String]) -> std::result::Result<Program, String> {
         let capability = capability(index)?;
-        load()?;
         let arch = format!("sm_{}{}", capability.0, capability.1);
         let cubin = cubin(source, &arch)?;
         let context = CudaContext::new(index).map_err(|e| format!("the GPU can't be opened: {e:?}"))?;
@@ -159,8 +167,12 @@ impl Program {
     }
 }
 
-/// The machine code of `source` for `arch`.
-fn cubin(source: &str, arch: &str) -> std::result::Result<Vec<u8>, String> {
+/// The machine code of `source` for `arch`, e.g. `sm_90`; needs NVRTC but no GPU.
+///
+/// # Errors
+/// NVRTC is missing or refuses, in one clause.
+pub fn cubin(source: &str, arch: &str) -> std::result::Result<Vec<u8>, String> {
+    load()?;
     let source = CString::new(source).map_err(|_| "the kernels' source has a NUL".to_string())?;
     let program = nvrtc::create_program(&source, Some(c"fused.cu")).map_err(|e| format!("NVRTC: {e:?}"))?;
     // SAFETY: a program that was just made.

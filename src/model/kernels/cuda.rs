@@ -343,3 +343,20 @@ impl Ops for Fused {
         self.queue("adamw", p, blocks(n, THREADS), THREADS as u32, &args)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_compiles_for_every_card_where_nvrtc_is() {
+        let _ = crate::device::shim::init();
+        for arch in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"] {
+            match nvrtc::cubin(SOURCE, arch) {
+                Ok(code) => assert!(code.len() > 10_000, "{arch}: {} bytes", code.len()),
+                Err(why) if why.contains("not found") => return println!("did not run: {why}"),
+                Err(why) => panic!("{arch}: {why}"),
+            }
+        }
+    }
+}
