@@ -44,12 +44,13 @@ pub fn main() -> ExitCode {
 ///
 /// `OMP_WAIT_POLICY=passive`: OpenMP threads spin at every barrier by default. Beside our copy thread, the screen, or
 /// anything else the user runs, that made a step on two cores five times slower (64 s against 12 s, measured with a
-/// compiler running). `CUDA_CACHE_DISABLE=1`: the driver would keep compiled kernels in the home folder, and this
-/// program writes nothing outside its run folders.
+/// compiler running). `CUDA_CACHE_DISABLE=1`, `USE_PYTORCH_KERNEL_CACHE=0`: driver and libtorch would keep
+/// compiled kernels in the home folder, and this program writes nothing outside its run folders.
 #[cfg(feature = "torch")]
 fn settle_environment() {
     use std::os::unix::process::CommandExt;
-    const WANTED: [(&str, &str); 2] = [("OMP_WAIT_POLICY", "passive"), ("CUDA_CACHE_DISABLE", "1")];
+    const WANTED: [(&str, &str); 3] =
+        [("OMP_WAIT_POLICY", "passive"), ("CUDA_CACHE_DISABLE", "1"), ("USE_PYTORCH_KERNEL_CACHE", "0")];
     // The screen, the script, `train`, `generate` and `bench gemm` compute; the others would only start twice, and
     // `bench step` would hand our settings on to the peers.
     let benches = std::env::args_os().nth(1).is_some_and(|a| a == "bench");
