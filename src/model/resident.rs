@@ -2,8 +2,12 @@
 
 use super::weights::kind_of;
 use crate::checkpoint::{Checkpoint, TensorInfo};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{Gpu, Mark, Queue};
 use crate::error::{Error, Result};
 use crate::store::{HostMemory, Reader};
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 /// Rows of the embedding.
@@ -24,6 +28,18 @@ pub struct Residents {
     vocab: i64,
     device: Device,
     kind: Kind,
+    #[cfg(feature = "cuda")]
+    staging: Option<Staging>,
+}
+
+/// Pinned memory that gathered rows pass through, so that their copy is queued like a kernel and nothing waits.
+#[cfg(feature = "cuda")]
+struct Staging {
+    gpu: Arc<Gpu>,
+    /// Two in turn: one is filled while the copy out of the other may still be queued.
+    buffers: [Option<HostMemory>; 2],
+    copied: [Option<Mark>; 2],
+    turn: usize,
 }
 
 impl Residents {
@@ -70,33 +86,92 @@ impl Residents {
         } else {
             Embedding::Head
         };
-        Ok(Residents { norm, head, embedding, vocab: table.shape[0] as i64, device, kind })
+        Ok(Residents {
+            norm,
+            head,
+            embedding,
+            vocab: table.shape[0] as i64,
+            device,
+            kind,
+            #[cfg(feature = "cuda")]
+            staging: None,
+        })
     }
 
-    /// Embedding rows of `ids` `[B, S]` (Int64, on the host) → `[B, S, H]` on the head's device.
+    /// Lets embedded rows reach `gpu` through pinned memory.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn with_gpu(mut self, gpu: Arc<Gpu>) -> Residents {
+        self.staging = Some(Staging { gpu, buffers: [None, None], copied: [None, None], turn: 0 });
+        self
+    }
+
+    /// Embedding rows of `ids` `[B, S]` (Int64, on the host) → `[B, S, H]` on the device.
     ///
     /// # Errors
-    /// An id outside the table.
-    pub fn embed(&self, ids: &Tensor) -> Result<Tensor> {
-        let vocab = self.vocab;
+    /// An id outside the table, or memory can't be had or pinned.
+    pub fn embed(&mut self, ids: &Tensor) -> Result<Tensor> {
         let (low, high) = (ids.min().int64_value(&[]), ids.max().int64_value(&[]));
-        if low < 0 || high >= vocab {
+        if low < 0 || high >= self.vocab {
             return Err(Error::data(format!(
-                "token id {} is outside the embedding of {vocab} rows",
-                if low < 0 { low } else { high }
+                "token id {} is outside the embedding of {} rows",
+                if low < 0 { low } else { high },
+                self.vocab
             )));
         }
-        Ok(match &self.embedding {
-            Embedding::Head => {
-                let head = self.head.as_ref().expect("a table without rows of its own has the head's");
-                Tensor::embedding(head, &ids.to_device(self.device), -1, false, false)
+        let Embedding::Host { rows, kind, hidden, vocab } = &self.embedding else {
+            let head = self.head.as_ref().expect("a table without rows of its own has the head's");
+            return Ok(Tensor::f_embedding(head, &ids.to_device(self.device), -1, false, false)?);
+        };
+        // SAFETY: the mapping holds `vocab * hidden` elements and outlives the gather below.
+        let table = unsafe { crate::device::shim::view(rows.at(0), &[*vocab, *hidden], *kind, Device::Cpu) };
+        #[cfg(feature = "cuda")]
+        if let Some(staging) = &mut self.staging {
+            return Ok(staging.gather(&table, ids)?.to_kind(self.kind));
+        }
+        Ok(Tensor::f_embedding(&table, ids, -1, false, false)?.f_to_device(self.device)?.to_kind(self.kind))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Staging {
+    /// Rows `ids` `[B, S]` of `table` `[V, H]` → `[B, S, H]` on the GPU, as stored.
+    fn gather(&mut self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        let (kind, hidden) = (table.kind(), table.size()[1]);
+        let bytes = ids.numel() * hidden as usize * kind.elt_size_in_bytes();
+        self.turn ^= 1;
+        if let Some(copied) = self.copied[self.turn].take() {
+            copied.sync()?;
+        }
+        let buffer = match &mut self.buffers[self.turn] {
+            Some(b) if b.len() >= bytes as u64 => b,
+            other => {
+                *other = None;
+                let mut memory = HostMemory::new(bytes as u64)?;
+                memory.pin(&self.gpu)?;
+                other.insert(memory)
             }
-            Embedding::Host { rows, kind, hidden, vocab } => {
-                // SAFETY: the mapping holds `vocab * hidden` elements and outlives the gather below.
-                let table = unsafe { crate::device::shim::view(rows.at(0), &[*vocab, *hidden], *kind, Device::Cpu) };
-                Tensor::embedding(&table, ids, -1, false, false).to_device(self.device).to_kind(self.kind)
-            }
-        })
+        };
+        let shape = [ids.numel() as i64, hidden];
+        // SAFETY: the buffer holds `bytes`, and its last copy out is done.
+        let rows = unsafe { crate::device::shim::view(buffer.at(0), &shape, kind, Device::Cpu) };
+        let _ = table.f_index_select_out(&rows, 0, &ids.view([-1]))?;
+        let size = ids.size();
+        let out = Tensor::f_empty([size[0], size[1], hidden], (kind, Device::Cuda(self.gpu.index)))?;
+        self.gpu.bind()?;
+        // SAFETY: the buffer is not written before `copied`; `out` is of that size, and its readers are queued later.
+        unsafe { self.gpu.copy_h2d(Queue::Compute, out.data_ptr() as u64, buffer.at(0), bytes)? };
+        self.copied[self.turn] = Some(self.gpu.mark_untimed(Queue::Compute)?);
+        Ok(out)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.copied.iter().flatten().for_each(|m| {
+            let _ = m.sync();
+        });
     }
 }
 

@@ -8,6 +8,7 @@ use super::cost::{self, Loads};
 use super::shape::{Job, Model};
 use super::types::SecondsRange;
 use crate::device::Machine;
+use crate::units::Bytes;
 
 /// A drive's sustained rate against its rated one.
 const DISK_MARGIN: f64 = 1.3;
@@ -44,13 +45,21 @@ pub fn forecast(m: &Model, job: &Job, machine: &Machine, loads: &Loads) -> Secon
         link: rate(moved.iter().map(|s| s.h2d.0 as f64).sum(), link),
         compute: rate(work, flops),
     };
-    let sweeps = [
-        sweep(&[&loads.forward], compute.forward),
-        sweep(&[&loads.head, &loads.backward], compute.backward + compute.head),
-    ];
-    let low = sweeps.iter().map(|s| s.bound(1.0, 1.0, 1.0)).sum();
+    let mut sweeps = vec![sweep(&[&loads.forward], compute.forward)];
+    let mut turn = 0.0;
+    if loads.head.h2d > Bytes::ZERO {
+        // The pieces of a streamed head pass through few slots: hardly a copy hides behind the product before it.
+        let head = sweep(&[&loads.head], compute.head);
+        turn = head.compute;
+        sweeps.push(sweep(&[&loads.head], 0.0));
+        sweeps.push(sweep(&[&loads.backward], compute.backward));
+    } else {
+        sweeps.push(sweep(&[&loads.backward], compute.backward + compute.head));
+    }
+    let low = sweeps.iter().map(|s| s.bound(1.0, 1.0, 1.0)).sum::<f64>() + turn;
     let visits = (2 * m.blocks.len() - job.lowest) as f64;
     let high = sweeps.iter().map(|s| s.bound(DISK_MARGIN, LINK_MARGIN, COMPUTE_MARGIN)).sum::<f64>()
+        + turn * COMPUTE_MARGIN
         + visits * VISIT_SECONDS * job.micro as f64;
     SecondsRange { low, high, resource: resource(&sweeps, machine.gpu.is_none()).into() }
 }

@@ -1,7 +1,6 @@
 //! The turn of the walk: final norm, head and loss of every micro-batch, and the gradient that goes down.
 
 use super::walk::BlockWalk;
-use crate::data::collate::Batch;
 use crate::error::Result;
 use crate::event::Phase;
 use crate::model::head::{HeadLoss, OnlineHead, head_loss};
@@ -28,7 +27,7 @@ impl BlockWalk {
     pub(super) fn losses(
         &mut self,
         xs: Vec<Tensor>,
-        batches: &[Batch],
+        labels: Vec<Option<(Tensor, Tensor)>>,
         weight: Option<f64>,
     ) -> Result<(Tensor, Vec<Tensor>)> {
         self.streamer.begin(Phase::Head, self.arch.n_layers - 1)?;
@@ -36,8 +35,8 @@ impl BlockWalk {
         let mut gxs = Vec::new();
         if self.residents.head.is_some() {
             // One micro-batch at a time: only one's states and chunk of logits are there at once.
-            for (x, batch) in xs.into_iter().zip(batches) {
-                let labelled = self.labelled(&x, batch)?;
+            for (x, labels) in xs.into_iter().zip(labels) {
+                let labelled = self.labelled(&x, labels)?;
                 let loss = match (&labelled, &self.residents.head) {
                     (Some(l), Some(head)) => {
                         Some(head_loss(self.kernels, &l.normed, &l.labels, head, weight, self.loss_chunk)?)
@@ -49,7 +48,7 @@ impl BlockWalk {
             }
         } else {
             // The head's rows come once, for all micro-batches.
-            let labelled: Vec<_> = xs.iter().zip(batches).map(|(x, b)| self.labelled(x, b)).collect::<Result<_>>()?;
+            let labelled: Vec<_> = xs.iter().zip(labels).map(|(x, l)| self.labelled(x, l)).collect::<Result<_>>()?;
             let mut online = Vec::new();
             for l in &labelled {
                 let start = |l: &Labelled| OnlineHead::new(self.kernels, &l.normed, &l.labels, weight, self.loss_chunk);
@@ -66,16 +65,9 @@ impl BlockWalk {
         Ok((sum, gxs))
     }
 
-    fn labelled(&self, x: &Tensor, batch: &Batch) -> Result<Option<Labelled>> {
-        let hidden = x.size()[2];
-        let (places, labels): (Vec<i64>, Vec<i64>) =
-            batch.labels.iter().enumerate().filter(|&(_, &l)| l >= 0).map(|(i, &l)| (i as i64, l)).unzip();
-        if places.is_empty() {
-            return Ok(None);
-        }
-        let place = |v: &[i64]| Tensor::from_slice(v).f_to_device(self.device);
-        let (places, labels) = (place(&places)?, place(&labels)?);
-        let states = x.view([-1, hidden]).f_index_select(0, &places)?;
+    fn labelled(&self, x: &Tensor, labels: Option<(Tensor, Tensor)>) -> Result<Option<Labelled>> {
+        let Some((places, labels)) = labels else { return Ok(None) };
+        let states = x.view([-1, x.size()[2]]).f_index_select(0, &places)?;
         let normed = self.kernels.rms_norm(&states, &self.residents.norm, self.arch.norm_eps)?;
         Ok(Some(Labelled { places, labels, states, normed, shape: x.size() }))
     }

@@ -1,6 +1,7 @@
 //! The trainer: walks the blocks forward and back, updates the adapter, saves, resumes, and says what it does.
 
 mod bound;
+mod inputs;
 mod loss;
 pub mod optim;
 mod retry;
@@ -11,4 +12,4 @@ pub mod trainer;
 pub mod walk;
 
 pub use trainer::Trainer;
-pub use walk::{BlockWalk, StepContext, StepLoss};
+pub use walk::{BlockWalk, QueuedStep, StepContext, StepLoss};

@@ -51,7 +51,13 @@ impl AdamW {
 /// Euclidean norm of `grad`, f64 on the host.
 #[must_use]
 pub fn grad_norm(grad: &Tensor) -> f64 {
-    grad.norm_scalaropt_dtype(2, Kind::Float).double_value(&[])
+    queue_norm(grad).double_value(&[])
+}
+
+/// The same on the device: nothing is waited for.
+#[must_use]
+pub fn queue_norm(grad: &Tensor) -> Tensor {
+    grad.norm_scalaropt_dtype(2, Kind::Float)
 }
 
 /// Scales `grad` so that its norm is at most `max` (`torch.nn.utils.clip_grad_norm_`); 0 turns it off.

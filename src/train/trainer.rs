@@ -6,7 +6,7 @@ use super::retry::with_halves;
 use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::Telemetry;
-use super::walk::{BlockWalk, StepContext, StepLoss};
+use super::walk::{BlockWalk, QueuedStep, StepContext, StepLoss};
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
@@ -146,6 +146,11 @@ impl<'a> Run<'a> {
         let residents = Residents::load(&checkpoint, streamer.reader(), kind, device, with_head, &mut |d, t| {
             stage.bytes("loading head and embedding", d, t);
         })?;
+        #[cfg(feature = "cuda")]
+        let residents = match &cuda {
+            Some(gpu) => residents.with_gpu(gpu.clone()),
+            None => residents,
+        };
         let adapter_config = adapter_config(job, &checkpoint);
         let adapter = Adapter::new(layout, &params, kind, device);
         let mut adam = AdamW::new(&adapter.flat, config.train.weight_decay);
@@ -264,11 +269,16 @@ impl<'a> Run<'a> {
         let due_eval = train.eval_steps > 0 && (index + 1).is_multiple_of(train.eval_steps);
         let more = index + 1 < self.steps_total && !due_eval;
         let context = StepContext { step: index, seed: train.seed, more };
-        let Some(StepLoss { loss, trained_tokens, tokens, mut grad }) = self.walk_step(batches, context)? else {
-            return Ok(None);
-        };
+        let Some(queued) = self.walk_step(batches, context)? else { return Ok(None) };
         self.walk.streamer.begin(Phase::Update, 0)?;
-        let norm = optim::grad_norm(&grad);
+        let norm = optim::queue_norm(&queued.grad);
+        if more {
+            // While the device computes: what the next step needs from the host.
+            let rows: Vec<&Row> = self.sampler.rows(index + 1).into_iter().map(|i| &self.data.train[i]).collect();
+            self.walk.prepare(&micro_batches(&rows, train.per_device_train_batch_size))?;
+        }
+        let StepLoss { loss, trained_tokens, tokens, mut grad } = queued.read();
+        let norm = norm.double_value(&[]);
         let rate = self.schedule.rate(index);
         let skipped = trained_tokens == 0 || !loss.is_finite() || !norm.is_finite();
         if skipped {
@@ -323,12 +333,12 @@ impl<'a> Run<'a> {
     }
 
     /// Loss and gradient of a step, in halves if the device runs out of memory; `None` when it was stopped at once.
-    fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<Option<StepLoss>> {
+    fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<Option<QueuedStep>> {
         let (gpu, sink, step) = (self.gpu, self.sink.clone(), context.step + 1);
         let run = std::cell::RefCell::new(self);
         let (loss, _) = with_halves(
             batches,
-            &mut |b| run.borrow_mut().stoppable(step, |walk, observe| walk.step(b, context, observe)),
+            &mut |b| run.borrow_mut().stoppable(step, |walk, observe| walk.queue_step(b, context, observe)),
             &mut |rows| {
                 if let Some(gpu) = gpu {
                     shim::synchronize(gpu)?;

