@@ -62,7 +62,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Telemetry may be dropped and is not written to `events.jsonl` of a finished run.
+    /// Telemetry may be dropped; `events.jsonl` holds a thinned sample of gauges and traces, and no progress.
     #[must_use]
     pub fn is_telemetry(&self) -> bool {
         matches!(self, EventKind::Progress(_) | EventKind::Gauges(_) | EventKind::Trace(_))

@@ -77,7 +77,15 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
             format!("median {}, p95 {}, fastest {}, slowest {}", time(t.median), time(t.p95), time(t.min), time(t.max)),
         ),
         ("forecast", format!("{} to {}{inside}", time(f.low), time(f.high))),
-        ("bound", format!("{} ({}){share}", time(r.bound.seconds), r.bound.resource.as_deref().unwrap_or("–"))),
+        (
+            "bound",
+            format!(
+                "{} ({}, at the rates {}){share}",
+                time(r.bound.seconds),
+                r.bound.resource.as_deref().unwrap_or("–"),
+                r.bound.source.as_deref().unwrap_or("unknown")
+            ),
+        ),
         ("tokens per second", r.tokens_per_second.value.map_or("–".into(), |v| format!("{v:.1}"))),
         (
             "copies / waits",
