@@ -435,6 +435,9 @@ pub struct Gauges {
     pub gpu_util: Option<u32>,
     /// GPU temperature, Celsius.
     pub gpu_temp_c: Option<u32>,
+    /// Temperature of the checkpoint's drive, Celsius.
+    #[serde(default)]
+    pub drive_temp_c: Option<u32>,
     /// Board power, watts.
     pub power_w: Option<f64>,
     /// NVML used memory.

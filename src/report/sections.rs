@@ -224,6 +224,9 @@ fn machine(r: &Report) -> Vec<(&'static str, String)> {
         rows.insert(2, ("SM clock", spread(r.gauges.sm_clock_mhz.as_ref(), "MHz")));
         rows.insert(3, ("power", spread(r.gauges.power_w.as_ref(), "W")));
     }
+    if let Some(drive) = &r.gauges.drive_temp_c {
+        rows.push(("drive temperature", spread(Some(drive), "°C")));
+    }
     if let Some(torch) = &m.libtorch {
         rows.push(("libtorch", torch.clone()));
     }

@@ -78,6 +78,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             sm_clock_mhz: spread(told.gauges.iter().filter_map(|g| g.sm_clock_mhz).map(f64::from)),
             power_w: spread(told.gauges.iter().filter_map(|g| g.power_w)),
             gpu_temp_c: spread(told.gauges.iter().filter_map(|g| g.gpu_temp_c).map(f64::from)),
+            drive_temp_c: spread(told.gauges.iter().filter_map(|g| g.drive_temp_c).map(f64::from)),
         },
         sessions: told
             .sessions

@@ -383,6 +383,9 @@ pub struct GaugesReport {
     pub power_w: Option<Spread>,
     /// GPU temperature, Celsius.
     pub gpu_temp_c: Option<Spread>,
+    /// Temperature of the checkpoint's drive, Celsius.
+    #[serde(default)]
+    pub drive_temp_c: Option<Spread>,
 }
 
 /// One stretch of the run between a start and its end.

@@ -21,12 +21,16 @@ fn case_tr_13_a_hot_drive_is_told_apart_from_a_bug() {
     let mut session = Session::new(config(), Theme::plain(), &mut again);
     session.send(Msg::Open(Screen::Run));
     feed(&mut session, &engine, 8, 8);
+    let hot = Gauges { drive_temp_c: Some(82), ..Gauges::default() };
+    let at = session.app.run.at;
+    session.send(Msg::Events(vec![Event { seq: 9_000, at, kind: EventKind::Gauges(hot) }]));
     for (w, h) in SIZES {
         let shown = text(&session.app, (w, h));
         assert!(shown.contains("! disk 0.7 of 3.4 GB/s"), "current against planned, with a sign:\n{shown}");
         assert!(shown.lines().any(|l| l.contains("lanes") && l.contains("disk") && l.contains("bound")), "{shown}");
         insta::assert_snapshot!(format!("run_slow_drive_{w}x{h}"), shown);
     }
+    assert!(text(&session.app, (100, 30)).contains("planned  82 °C"), "its temperature where it is readable");
     let said: Vec<_> = session.app.run.log.lines(Level::Warn).map(|l| l.text.as_str()).collect();
     assert!(said.iter().any(|l| l.contains("reads at 0.7 of 3.4 GB/s planned") && l.contains("when hot")), "{said:?}");
     let shown = text(&session.app, (160, 50));

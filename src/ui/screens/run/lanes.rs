@@ -97,6 +97,13 @@ fn flows(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
                 }
             }
         }
+        // Only a drive's own sensor says why it is slow, so it matters most where there is least room for a chart.
+        if let Some(t) = view.gauges.drive_temp_c.filter(|_| i == 0 && (slow || tall)) {
+            let degrees = format!("  {t} °C");
+            if Line::from(text.clone()).width() + degrees.len() <= at.width as usize {
+                text.push(Span::raw(degrees));
+            }
+        }
         let line = Line::from(text);
         let used = (line.width() as u16 + 1).max(16).min(at.width);
         put(frame, at, line);
