@@ -62,7 +62,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Telemetry may be dropped and is not written to `events.jsonl` of a finished run.
+    /// Telemetry may be dropped; `events.jsonl` holds a thinned sample of gauges and traces, and no progress.
     #[must_use]
     pub fn is_telemetry(&self) -> bool {
         matches!(self, EventKind::Progress(_) | EventKind::Gauges(_) | EventKind::Trace(_))
@@ -435,6 +435,9 @@ pub struct Gauges {
     pub gpu_util: Option<u32>,
     /// GPU temperature, Celsius.
     pub gpu_temp_c: Option<u32>,
+    /// Temperature of the checkpoint's drive, Celsius.
+    #[serde(default)]
+    pub drive_temp_c: Option<u32>,
     /// Board power, watts.
     pub power_w: Option<f64>,
     /// NVML used memory.

@@ -5,9 +5,11 @@
 
 #[path = "screens/keys.rs"]
 mod keys_and_messages;
+#[path = "screens/pace.rs"]
+mod pace;
 
 use blockstream_tui::config::RunConfig;
-use blockstream_tui::event::{BlockState, Event, EventKind, Level, Notice, RunFinished, RunStatus};
+use blockstream_tui::event::{BlockState, Event, EventKind, Gauges, Level, Notice, RunFinished, RunStatus, StepRecord};
 use blockstream_tui::event::{StreamStats, VramFigures};
 use blockstream_tui::plan::Verdict;
 use blockstream_tui::ui::app::{App, Msg, Screen};

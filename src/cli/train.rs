@@ -5,7 +5,7 @@ use super::{desk, print};
 use crate::config::load;
 use crate::engine::Services;
 use crate::error::{Error, ExitCode, Result};
-use crate::event::{Event, EventKind, Level, RunFinished, RunStatus};
+use crate::event::{Event, EventKind, Level, RunFinished, RunStatus, StepRecord};
 use crate::plan;
 use crate::report;
 use crate::units::secs;
@@ -85,6 +85,15 @@ fn checkpoint_to_resume(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     Err(Error::usage(format!("cannot resume '{}': this build has no training engine", dir.display())))
 }
 
+/// How near a step came to its bound; nothing of recordings that don't say.
+fn bound(s: &StepRecord) -> String {
+    let share = 100.0 * s.bound_s / s.seconds;
+    if s.bound_by.is_empty() || !share.is_finite() {
+        return String::new();
+    }
+    format!(" ({share:.0} % of the {} bound)", s.bound_by)
+}
+
 fn reason(finished: &RunFinished) -> String {
     finished.reason.clone().unwrap_or_else(|| "the run ended before it began".into())
 }
@@ -127,7 +136,7 @@ impl Lines {
             }
             EventKind::Stage(s) => print::stage(s, &mut self.stage),
             EventKind::Step(s) => print::progress(&format!(
-                "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {} ({:.0} % of the {} bound)  disk {}  h2d {}",
+                "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {}{}  disk {}  h2d {}",
                 s.step,
                 self.total,
                 s.loss,
@@ -135,8 +144,7 @@ impl Lines {
                 s.learning_rate,
                 s.tokens,
                 secs(s.seconds),
-                if s.seconds > 0.0 { 100.0 * s.bound_s / s.seconds } else { 0.0 },
-                s.bound_by,
+                bound(s),
                 s.disk_read,
                 s.h2d
             )),

@@ -5,6 +5,7 @@ pub mod cuda;
 pub mod disk;
 pub mod gpu;
 pub mod host;
+pub mod hwmon;
 pub mod io;
 #[cfg(feature = "cuda")]
 pub mod link;

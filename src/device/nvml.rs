@@ -157,6 +157,7 @@ impl Sampler {
             sm_clock_mhz: small(read(Field::SmClock)),
             gpu_util: small(read(Field::Utilisation)),
             gpu_temp_c: small(read(Field::Temperature)),
+            drive_temp_c: None,
             power_w: read(Field::Power).map(|mw| mw as f64 / 1e3),
             vram_used: read(Field::MemoryUsed).map(Bytes),
             rss: host::rss(),

@@ -6,6 +6,7 @@
 
 mod compare;
 mod env;
+mod phases;
 mod plot;
 mod record;
 mod render;
@@ -16,6 +17,7 @@ mod sections;
 mod stats;
 mod summary;
 mod told;
+mod trace;
 pub mod types;
 mod verify;
 mod write;

@@ -37,6 +37,9 @@ pub struct Recorder {
     num_tokens: u64,
     epoch: f64,
     next_gauges_at: f64,
+    /// The newest trace that is not in the file yet.
+    trace: Option<Event>,
+    next_trace_at: f64,
 }
 
 impl Recorder {
@@ -65,11 +68,23 @@ impl Recorder {
             }
         }
         let dir = dir.to_path_buf();
-        Ok(Recorder { dir, events, metrics, scrub, earlier, num_tokens: 0, epoch, next_gauges_at: 0.0 })
+        Ok(Recorder {
+            dir,
+            events,
+            metrics,
+            scrub,
+            earlier,
+            num_tokens: 0,
+            epoch,
+            next_gauges_at: 0.0,
+            trace: None,
+            next_trace_at: 0.0,
+        })
     }
 
-    /// Takes one event; steps and evals also go to `metrics.jsonl`. Of the telemetry only a thinned sample of the
-    /// gauges is kept: one a second at first, later one every 1/500 of the run's age.
+    /// Takes one event; steps and evals also go to `metrics.jsonl`. Of the telemetry a thinned sample of the gauges is
+    /// kept (one a second at first, later one every 1/500 of the run's age) and few traces: one whenever the run's age
+    /// has doubled, for a run that is killed, and the newest just before `Finished`.
     ///
     /// # Errors
     /// The disk refuses; the run must stop rather than lose its record.
@@ -82,16 +97,28 @@ impl Recorder {
                 }
                 self.next_gauges_at = event.at + (event.at / 500.0).max(0.9);
             }
+            EventKind::Trace(_) if event.at < self.next_trace_at => {
+                self.trace = Some(event.clone());
+                return Ok(());
+            }
+            EventKind::Trace(_) => {
+                self.trace = None;
+                self.next_trace_at = (event.at * 2.0).max(event.at + 1.0);
+            }
+            EventKind::Finished(_) => {
+                if let Some(trace) = self.trace.take() {
+                    self.event_line(&trace)?;
+                }
+            }
             EventKind::Started(s) => {
+                self.next_trace_at = 0.0;
                 let kept = self.earlier.range(..=s.steps_done);
                 self.num_tokens = kept.fold(0, |sum, (_, tokens)| sum.saturating_add(*tokens));
                 self.next_gauges_at = 0.0;
             }
             _ => {}
         }
-        let stored = serde_json::to_value(self.scrub.event(event))
-            .map_err(|e| Error::run(format!("cannot record an event: {e}")))?;
-        self.line(EVENTS_FILE, &stored)?;
+        self.event_line(event)?;
         match &event.kind {
             EventKind::Step(s) => {
                 self.num_tokens = self.num_tokens.saturating_add(s.tokens);
@@ -125,6 +152,12 @@ impl Recorder {
             file.sync_all().map_err(|e| Error::io("sync", &self.dir.join(name), e))?;
         }
         write_report(&self.dir)
+    }
+
+    fn event_line(&mut self, event: &Event) -> Result<()> {
+        let stored = serde_json::to_value(self.scrub.event(event))
+            .map_err(|e| Error::run(format!("cannot record an event: {e}")))?;
+        self.line(EVENTS_FILE, &stored)
     }
 
     fn line(&mut self, name: &str, line: &Value) -> Result<()> {

@@ -1,8 +1,8 @@
 //! The report for people: the same sections as Markdown and as one self-contained HTML page.
 
-use super::plot;
 use super::sections::{Section, or_dash, plain, sections};
 use super::types::{NoticeLine, Report};
+use super::{phases, plot};
 use crate::error::{Error, Result};
 use crate::event::RunStatus;
 use crate::units::secs;
@@ -19,6 +19,7 @@ pub(super) fn markdown(report: &Report) -> String {
             let _ = writeln!(out, "| {name} | {} |", escape_md(&value));
         }
     }
+    step_md(&mut out, report);
     if !report.notices.is_empty() {
         out.push_str("\n## Warnings\n\n");
         for notice in &report.notices {
@@ -27,6 +28,24 @@ pub(super) fn markdown(report: &Report) -> String {
     }
     let _ = write!(out, "\n{}\n", escape_md(&method(report)));
     out
+}
+
+/// The section on a step's time; nothing where the recording doesn't say.
+fn step_md(out: &mut String, report: &Report) {
+    let sentence = phases::sentence(report);
+    if sentence.is_some() || report.trace.is_some() {
+        let _ = write!(out, "\n## {}\n", phases::TITLE);
+    }
+    if let Some(text) = sentence {
+        let _ = write!(out, "\n{}\n", escape_md(&text));
+    }
+    if let Some(trace) = &report.trace {
+        let _ =
+            write!(out, "\n{}\n\n| {} |\n|{}\n", phases::caption(trace), phases::HEAD.join(" | "), "---|".repeat(8));
+        for row in phases::table(trace) {
+            let _ = writeln!(out, "| {} |", row.join(" | "));
+        }
+    }
 }
 
 /// `report.html`: no script, no link to anywhere, light or dark by the reader's preference.
@@ -47,6 +66,12 @@ pub(super) fn html(report: &Report) -> Result<String> {
         title => title(report),
         lead => lead(report),
         sections => sections(report).into_iter().map(table).collect::<Vec<_>>(),
+        step_title => phases::TITLE,
+        step_sentence => phases::sentence(report),
+        step_caption => report.trace.as_ref().map(phases::caption),
+        step_head => phases::HEAD,
+        step_rows => report.trace.as_ref().map(phases::table),
+        step_strip => report.trace.as_ref().map(phases::strip),
         notices => report.notices.iter().map(notice_line).collect::<Vec<_>>(),
         method => method(report),
         loss => plot::loss(report),

@@ -92,7 +92,8 @@ impl Replay {
             let fresh = last_at.is_none() || matches!(event.kind, EventKind::Started(_));
             let wait = if fresh { 0.0 } else { event.at - last_at.unwrap_or(event.at) };
             due += if wait.is_finite() { wait.clamp(0.0, MAX_WAIT) } else { 0.0 };
-            last_at = Some(event.at);
+            // A trace is recorded late, with the time it was made at.
+            last_at = Some(if fresh { event.at } else { event.at.max(last_at.unwrap_or(event.at)) });
             rest.push_back((due, event));
         }
         Replay { rest, now: 0.0, length: due, damaged: recording.damaged }

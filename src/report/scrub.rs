@@ -96,8 +96,18 @@ impl Scrubber {
                     &mut s.disk_s,
                     &mut s.stall_s,
                     &mut s.evict_wait_s,
+                    &mut s.stall_disk_s,
+                    &mut s.compute_s,
+                    &mut s.bound_s,
                 ] {
                     tame(x);
+                }
+            }
+            EventKind::Trace(t) => {
+                for v in &mut t.visits {
+                    for x in [&mut v.copy_s, &mut v.wait_link_s, &mut v.wait_disk_s, &mut v.compute_s] {
+                        tame(x);
+                    }
                 }
             }
             EventKind::Eval(e) => tame(&mut e.seconds),

@@ -77,7 +77,15 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
             format!("median {}, p95 {}, fastest {}, slowest {}", time(t.median), time(t.p95), time(t.min), time(t.max)),
         ),
         ("forecast", format!("{} to {}{inside}", time(f.low), time(f.high))),
-        ("bound", format!("{} ({}){share}", time(r.bound.seconds), r.bound.resource.as_deref().unwrap_or("–"))),
+        (
+            "bound",
+            format!(
+                "{} ({}, at the rates {}){share}",
+                time(r.bound.seconds),
+                r.bound.resource.as_deref().unwrap_or("–"),
+                r.bound.source.as_deref().unwrap_or("unknown")
+            ),
+        ),
         ("tokens per second", r.tokens_per_second.value.map_or("–".into(), |v| format!("{v:.1}"))),
         (
             "copies / waits",
@@ -215,6 +223,9 @@ fn machine(r: &Report) -> Vec<(&'static str, String)> {
         rows.insert(1, ("GPU", format!("{}, {id}, driver {driver}", gpu.name)));
         rows.insert(2, ("SM clock", spread(r.gauges.sm_clock_mhz.as_ref(), "MHz")));
         rows.insert(3, ("power", spread(r.gauges.power_w.as_ref(), "W")));
+    }
+    if let Some(drive) = &r.gauges.drive_temp_c {
+        rows.push(("drive temperature", spread(Some(drive), "°C")));
     }
     if let Some(torch) = &m.libtorch {
         rows.push(("libtorch", torch.clone()));

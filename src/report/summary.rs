@@ -2,6 +2,7 @@
 
 use super::stats::{finite, median, median_u64, percentile, sorted, spread};
 use super::told::{SessionTold, Told};
+use super::trace;
 use super::types::*;
 use crate::event::{Event, RunStarted, StepRecord, TierName};
 use serde_json::{Map, Value, json};
@@ -25,6 +26,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         max: times.last().copied(),
         n: times.len(),
         warmup_excluded,
+        parts: trace::parts(&measured),
         list: told.effective().map(|s| (s.step, finite(s.seconds).filter(|x| *x >= 0.0))).collect(),
     };
     let (status, reason) = told.ending();
@@ -60,7 +62,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             planned_per_step: planned_per_step(&mode_plan["per_step"]),
         },
         tokens_per_second: speed(&measured, warmup_excluded),
-        bound: bound(&mode_plan["seconds_per_step"], &seconds_per_step),
+        bound: trace::bound(&measured, &mode_plan["seconds_per_step"], &seconds_per_step),
         forecast: forecast(&mode_plan["seconds_per_step"], &seconds_per_step),
         seconds_per_step,
         vram: vram(&told, mode_plan),
@@ -71,10 +73,12 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         },
         tiers: tiers(&start, mode_plan),
         stats: told.stats(),
+        trace: told.trace.as_ref().map(trace::condensed),
         gauges: GaugesReport {
             sm_clock_mhz: spread(told.gauges.iter().filter_map(|g| g.sm_clock_mhz).map(f64::from)),
             power_w: spread(told.gauges.iter().filter_map(|g| g.power_w)),
             gpu_temp_c: spread(told.gauges.iter().filter_map(|g| g.gpu_temp_c).map(f64::from)),
+            drive_temp_c: spread(told.gauges.iter().filter_map(|g| g.drive_temp_c).map(f64::from)),
         },
         sessions: told
             .sessions
@@ -119,15 +123,6 @@ fn speed(measured: &[StepRecord], warmup_excluded: usize) -> Speed {
              {warmup_excluded} warm-up steps, evaluation, saving and preparation not included",
             timed.len()
         ),
-    }
-}
-
-fn bound(range: &Value, times: &StepTimes) -> Bound {
-    let seconds = range["low"].as_f64();
-    Bound {
-        resource: text(&range["resource"]),
-        seconds,
-        share: times.median.zip(seconds).and_then(|(m, s)| finite(s / m)),
     }
 }
 

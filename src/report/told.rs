@@ -1,8 +1,9 @@
 //! The events of a recording sorted by what they are about: sessions, steps, evaluations, gauges.
 
 use super::stats::finite;
+use super::trace::sums;
 use super::types::{EvalReport, MAX_NOTICES, NoticeLine, Session, StatsReport};
-use crate::event::{Event, EventKind, Gauges, Level, RunFinished, RunStarted, RunStatus, StepRecord};
+use crate::event::{Event, EventKind, Gauges, Level, RunFinished, RunStarted, RunStatus, StepRecord, StepTrace};
 use std::collections::BTreeMap;
 
 /// Steps at the start of a session that don't count as measured.
@@ -45,6 +46,8 @@ pub(super) struct Told {
     pub(super) all_steps: Vec<StepRecord>,
     evals: Vec<(u64, f64)>,
     pub(super) gauges: Vec<Gauges>,
+    /// The newest.
+    pub(super) trace: Option<StepTrace>,
     pub(super) notices: Vec<NoticeLine>,
 }
 
@@ -81,6 +84,7 @@ impl Told {
                 self.all_steps.push(s.clone());
             }
             EventKind::Eval(e) => self.evals.push((e.step, e.loss)),
+            EventKind::Trace(t) => self.trace = Some(t.clone()),
             EventKind::Gauges(g) => self.gauges.push(g.clone()),
             EventKind::Notice(n) if n.level >= Level::Warn && self.notices.len() < MAX_NOTICES => {
                 self.notices.push(NoticeLine { level: n.level, text: n.text.clone() });
@@ -160,11 +164,15 @@ impl Told {
         };
         let history = self.finished().last().map(|f| f.stats.resident_history.clone());
         let finite_or_zero = |x: f64| finite(x).unwrap_or(0.0);
+        let told = sums(&self.all_steps);
         StatsReport {
             h2d_s: finite_or_zero(h2d_s),
             stall_s: finite_or_zero(stall_s),
             evict_wait_s: finite_or_zero(evict_wait_s),
             disk_s: finite_or_zero(sum(|s| s.disk_s)),
+            compute_s: told.map(|t| t[0]),
+            stall_link_s: told.map(|t| t[1]),
+            stall_disk_s: told.map(|t| t[2]),
             resident_history: history.unwrap_or_default(),
         }
     }

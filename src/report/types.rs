@@ -2,6 +2,7 @@
 //!
 //! A value that was not measured, or is not finite, is `null`; it is never 0.
 
+pub use super::trace::{PhaseTimes, StepParts, TraceReport};
 use crate::event::{DataFacts, Level, RunStatus, TierName};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -60,7 +61,7 @@ pub struct Report {
     pub seconds_per_step: StepTimes,
     /// Training speed.
     pub tokens_per_second: Speed,
-    /// The best that the slowest resource allows.
+    /// The best that the slowest resource allowed at the rates it ran at.
     pub bound: Bound,
     /// What the plan said, against what was measured.
     pub forecast: Forecast,
@@ -72,6 +73,9 @@ pub struct Report {
     pub tiers: Tiers,
     /// Streaming statistics over the whole run.
     pub stats: StatsReport,
+    /// The newest step whose visits were recorded.
+    #[serde(default)]
+    pub trace: Option<TraceReport>,
     /// Gauges, from a thinned sample.
     pub gauges: GaugesReport,
     /// Every time the run was started, the first included.
@@ -246,6 +250,9 @@ pub struct StepTimes {
     pub n: usize,
     /// Steps left out as warm-up: the first two of each session, when at least four others remain.
     pub warmup_excluded: usize,
+    /// What a measured step consisted of.
+    #[serde(default)]
+    pub parts: Option<StepParts>,
     /// `(step, seconds)` of every step, warm-up included.
     pub list: Vec<(u64, Option<f64>)>,
 }
@@ -259,21 +266,27 @@ pub struct Speed {
     pub method: String,
 }
 
-/// The best that the slowest resource allows.
+/// The best that the slowest resource allows: per sweep, the time of the slowest of disk, link and compute.
+///
+/// The rates are those of the measured steps themselves. Where a recording has none, the plan's bound stands here,
+/// which is always in [`Forecast::low`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bound {
-    /// `disk`, `link`, `compute`, `cpu`.
+    /// `disk`, `link`, `compute`; of a plan for a CPU also `cpu`. The commonest of the measured steps.
     pub resource: Option<String>,
-    /// Seconds per step.
+    /// Seconds per step: the median of the measured steps' bounds.
     pub seconds: Option<f64>,
     /// `seconds` ÷ measured median: 1 = the bound is reached.
     pub share: Option<f64>,
+    /// Whose rates: `measured` or `planned`.
+    #[serde(default)]
+    pub source: Option<String>,
 }
 
 /// The plan's forecast against the measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
-    /// Best case, seconds per step.
+    /// Best case, seconds per step: the bound at the rates of the plan's machine.
     pub low: Option<f64>,
     /// Worst case.
     pub high: Option<f64>,
@@ -335,6 +348,15 @@ pub struct StatsReport {
     pub evict_wait_s: f64,
     /// Seconds the disk lane was busy.
     pub disk_s: f64,
+    /// Seconds compute was busy.
+    #[serde(default)]
+    pub compute_s: Option<f64>,
+    /// Of `stall_s`, seconds in which the drive had delivered and the copy was under way.
+    #[serde(default)]
+    pub stall_link_s: Option<f64>,
+    /// Of `stall_s`, seconds in which the drive was waited for.
+    #[serde(default)]
+    pub stall_disk_s: Option<f64>,
     /// `(block, resident)` over the last step.
     pub resident_history: Vec<(usize, usize)>,
 }
@@ -361,6 +383,9 @@ pub struct GaugesReport {
     pub power_w: Option<Spread>,
     /// GPU temperature, Celsius.
     pub gpu_temp_c: Option<Spread>,
+    /// Temperature of the checkpoint's drive, Celsius.
+    #[serde(default)]
+    pub drive_temp_c: Option<Spread>,
 }
 
 /// One stretch of the run between a start and its end.

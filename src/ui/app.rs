@@ -4,7 +4,7 @@
 
 use super::keys::{Action, lookup, notation};
 use super::overlay::{Overlay, QuitChoice, QuitDialog};
-use super::run::{RunView, Source};
+use super::run::{Drive, RunView, Source};
 use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
 use super::theme::Theme;
 use crate::config::RunConfig;
@@ -319,6 +319,9 @@ impl App {
     fn events(&mut self, events: &[Event]) -> Vec<Effect> {
         let mut effects = Vec::new();
         for event in events {
+            if matches!(event.kind, EventKind::Started(_)) {
+                self.run.drive = self.plan.report().map(|p| Drive::planned(p.machine.disk.read)).unwrap_or_default();
+            }
             self.run.apply(event, self.config.train.eval_steps);
             self.event_seen_at = self.now;
             match &event.kind {

@@ -1,6 +1,6 @@
 //! The desk: what the screen and the script ask for, answered by the rooms below it.
 
-use super::gauges::GaugeSource;
+use super::gauges::{GaugeSource, with_drive};
 use super::handle::RunHandle;
 use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
@@ -153,7 +153,7 @@ impl Services for Desk {
         };
         let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
         let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
-        let gauges = (self.options.gauges)(&job.plan.machine);
+        let gauges = with_drive((self.options.gauges)(&job.plan.machine), &self.checkpoint(config)?.dir);
         let engine = (self.options.engine)();
         self.run = Some(RunHandle::spawn(engine, job, Box::new(recorder), gauges, self.options.signals.clone())?);
         Ok(())

@@ -1,8 +1,10 @@
 //! The gauges thread: asks the device once a second while a run is on.
 
+use crate::device::hwmon;
 use crate::engine::EventSink;
 use crate::event::{EventKind, Gauges};
 use crate::units::Bytes;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -20,6 +22,13 @@ pub(crate) fn poll(mut source: GaugeSource, sink: &Arc<dyn EventSink>, stop: &Re
             return;
         }
     }
+}
+
+/// `source` with the temperature of the drive below `path`, where the kernel shows one.
+#[must_use]
+pub fn with_drive(mut source: GaugeSource, path: &Path) -> GaugeSource {
+    let sensor = hwmon::drive_sensor(path);
+    Box::new(move || Gauges { drive_temp_c: sensor.as_deref().and_then(hwmon::celsius), ..source() })
 }
 
 /// This process's memory from `/proc/self/status` and what the host has left; no GPU figures.

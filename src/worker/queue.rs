@@ -16,6 +16,7 @@ struct State {
     lifecycle: VecDeque<Event>,
     progress: Option<Event>,
     gauges: Option<Event>,
+    trace: Option<Event>,
     overflowed: u64,
 }
 
@@ -27,6 +28,7 @@ impl EventQueue {
         match event.kind {
             EventKind::Progress(_) => s.progress = Some(event),
             EventKind::Gauges(_) => s.gauges = Some(event),
+            EventKind::Trace(_) => s.trace = Some(event),
             _ => {
                 if s.lifecycle.len() >= CAPACITY
                     && let Some(i) = s.lifecycle.iter().position(|e| matches!(e.kind, EventKind::Step(_)))
@@ -46,6 +48,7 @@ impl EventQueue {
         let mut all: Vec<Event> = s.lifecycle.drain(..).collect();
         all.extend(s.progress.take());
         all.extend(s.gauges.take());
+        all.extend(s.trace.take());
         all.sort_by_key(|e| e.seq);
         all
     }
@@ -65,7 +68,7 @@ impl EventQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Gauges, StepRecord};
+    use crate::event::{Gauges, StepRecord, StepTrace};
 
     fn event(seq: u64, kind: EventKind) -> Event {
         Event { seq, at: 0.0, kind }
@@ -79,8 +82,10 @@ mod tests {
         q.push(event(2, EventKind::Resumed { step: 1 }));
         q.push(event(3, EventKind::Gauges(Gauges { sm_clock_mhz: Some(2), ..Gauges::default() })));
         q.push(event(4, EventKind::Step(StepRecord::default())));
+        q.push(event(5, EventKind::Trace(StepTrace::default())));
+        q.push(event(6, EventKind::Trace(StepTrace::default())));
         let seqs: Vec<u64> = q.drain().iter().map(|e| e.seq).collect();
-        assert_eq!(seqs, [0, 2, 3, 4]);
+        assert_eq!(seqs, [0, 2, 3, 4, 6]);
         assert!(q.drain().is_empty());
     }
 

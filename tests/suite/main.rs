@@ -18,6 +18,7 @@ mod desk;
 mod planner;
 mod recorded;
 mod reports;
+mod step_time;
 
 #[cfg(feature = "torch")]
 mod block_case;

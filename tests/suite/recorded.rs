@@ -202,10 +202,17 @@ pub fn any_kind() -> impl Strategy<Value = EventKind> {
                     tokens: bytes,
                     disk_read: Bytes(bytes),
                     stall_s: seconds,
+                    compute_s: loss,
+                    bound_s: seconds,
+                    bound_by: ["disk", ""][(n % 2) as usize].into(),
                     ..StepRecord::default()
                 })
             }
         ),
+        (small.clone(), float.clone(), any::<u64>(), 0usize..5).prop_map(|(step, seconds, bytes, n)| {
+            let v = VisitTimes { h2d: bytes, compute_s: seconds, wait_disk_s: seconds, ..VisitTimes::default() };
+            EventKind::Trace(StepTrace { step, visits: vec![v; n] })
+        }),
         (small, float).prop_map(|(n, loss)| eval(n, loss)),
         any::<u64>().prop_map(|n| finished(Path::new("r"), n, RunStatus::Stopped)),
         any::<Option<u32>>().prop_map(|mhz| EventKind::Gauges(Gauges { sm_clock_mhz: mhz, ..Gauges::default() })),

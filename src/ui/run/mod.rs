@@ -2,10 +2,12 @@
 
 mod history;
 mod log;
+mod pace;
 mod rates;
 
 pub use history::{Bucket, History, columns, smooth};
 pub use log::{Log, LogLine, Source};
+pub use pace::{Bound, Drive, bound, of};
 pub use rates::Rate;
 
 use crate::event::{
@@ -37,6 +39,8 @@ pub struct RunView {
     pub progress: Option<Progress>,
     /// Disk reads over time.
     pub disk: Rate,
+    /// The drive against its plan.
+    pub drive: Drive,
     /// Host-to-device copies over time.
     pub h2d: Rate,
     /// Newest gauges.
@@ -95,7 +99,10 @@ impl RunView {
         self.at = event.at;
         match &event.kind {
             EventKind::Started(s) => {
-                *self = RunView::starting(std::mem::take(&mut self.log));
+                *self = RunView {
+                    drive: std::mem::take(&mut self.drive),
+                    ..RunView::starting(std::mem::take(&mut self.log))
+                };
                 self.at = event.at;
                 self.step_began = event.at;
                 let text = format!("{} {}: {} blocks on {}, {}", s.model, s.mode, s.n_blocks, s.device, s.verdict);
@@ -155,6 +162,10 @@ impl RunView {
             if self.step_times.len() > WINDOW {
                 self.step_times.pop_front();
             }
+            self.forget_another_pace();
+        }
+        if let Some(slow) = self.drive.push(s) {
+            self.tell_of_the_drive(slow);
         }
         let total = self.started.as_ref().map_or(0, |r| r.steps_total);
         let left = total.saturating_sub(s.step);
@@ -168,6 +179,37 @@ impl RunView {
         self.step_began = self.at;
         self.stage = None;
         self.last = Some(s.clone());
+    }
+
+    /// Drops the times of a pace that is over: the newest steps are all far slower, or all far faster, than the usual
+    /// one before. A single long step changes nothing.
+    fn forget_another_pace(&mut self) {
+        const NEWEST: usize = 3;
+        const FAR: f64 = 1.5;
+        let Some(before) = self.step_times.len().checked_sub(NEWEST).filter(|n| *n > 0) else {
+            return;
+        };
+        let mut old: Vec<f64> = self.step_times.iter().take(before).copied().collect();
+        old.sort_by(f64::total_cmp);
+        let usual = old[before / 2];
+        let newest = || self.step_times.iter().skip(before);
+        if newest().all(|t| *t > FAR * usual) || newest().all(|t| FAR * *t < usual) {
+            self.step_times.drain(..before);
+        }
+    }
+
+    fn tell_of_the_drive(&mut self, slow: bool) {
+        let Some((now, planned)) = self.drive.rates() else {
+            return;
+        };
+        let rates = of(now, planned);
+        if slow {
+            let text =
+                format!("the drive reads at {rates} planned, and is waited for; drives slow down when hot or busy");
+            self.note(Level::Warn, text);
+        } else {
+            self.note(Level::Info, format!("the drive reads well again: {rates} planned"));
+        }
     }
 
     fn finish(&mut self, f: &RunFinished) {

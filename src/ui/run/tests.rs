@@ -102,3 +102,26 @@ fn the_eta_forgets_a_step_in_which_the_machine_slept() {
     let eta = fold(events, 0).eta(at).unwrap();
     assert!((eta.seconds - 900.0).abs() < 1.0, "{eta:?}");
 }
+
+#[test]
+fn case_tr_13_the_eta_follows_a_pace_that_has_changed() {
+    // 30 steps of 10 s, then a drive that makes them take ten times as long, then a well one again.
+    let mut events = vec![(0.0, started(100, 0))];
+    let mut at = 0.0;
+    let mut run = |seconds: f64, steps: std::ops::RangeInclusive<u64>, events: &mut Vec<(f64, EventKind)>| {
+        for n in steps {
+            at += seconds;
+            events.push((at, step(n, seconds)));
+        }
+        at
+    };
+    let at = run(10.0, 1..=30, &mut events);
+    let eta = fold(events.clone(), 0).eta(at).unwrap();
+    assert!((eta.seconds - 700.0).abs() < 1.0, "{eta:?}");
+    let at = run(100.0, 31..=33, &mut events);
+    let eta = fold(events.clone(), 0).eta(at).unwrap();
+    assert!((eta.seconds - 6_700.0).abs() < 1.0, "{eta:?}");
+    let at = run(10.0, 34..=36, &mut events);
+    let eta = fold(events, 0).eta(at).unwrap();
+    assert!((eta.seconds - 640.0).abs() < 1.0, "{eta:?}");
+}

@@ -4,6 +4,7 @@ pub mod blockmap;
 pub mod lossplot;
 pub mod spark;
 pub mod table;
+pub mod visits;
 
 use super::theme::{Theme, Tone};
 use ratatui::Frame;

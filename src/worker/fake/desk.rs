@@ -61,6 +61,7 @@ impl Services for FakeDesk {
             sm_clock_mhz: Some(1_785),
             gpu_util: Some(97),
             gpu_temp_c: Some(71),
+            drive_temp_c: Some(54),
             vram_used: Some(Bytes(1_325_400_064)),
             rss_anon: Some(Bytes(3_100_000_000)),
             ram_available: Some(Bytes(7_900_000_000)),

@@ -1,11 +1,12 @@
 //! The scripted engine: plausible events, deterministic to the last digit, that obey [`Control`].
 
+use super::trace::{Pace, seconds};
 use crate::config::RunConfig;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
 use crate::event::{
     BlockState, DataFacts, EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, Phase, Progress, RunStarted, RunStatus,
-    Saved, Stage, StepRecord, StreamStats, TierName, VramFigures,
+    Saved, Stage, StepRecord, StepTrace, StreamStats, TierName, VramFigures,
 };
 use crate::units::Bytes;
 use std::collections::BTreeMap;
@@ -13,7 +14,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-const BLOCK: u64 = 7_080_000;
 const TOKENS: u64 = 2_048;
 
 /// What goes wrong, and in which step.
@@ -29,15 +29,19 @@ pub enum Fault {
     Nan(u64),
     /// A library writes a line to fd 1 and to fd 2, as drivers do.
     Noise(u64),
+    /// From this step on the drive delivers a fifth of its rating, as one that is hot.
+    SlowDrive(u64),
 }
 
 impl Fault {
-    /// The fault of a name, as `BSTUI_FAKE_FAULT` gives it: `noise` in the first step, the others in the second.
+    /// The fault of a name, as `BSTUI_FAKE_FAULT` gives it: `noise` in the first step, `slow` from the sixth on,
+    /// the others in the second.
     #[must_use]
     pub fn named(name: &str) -> Option<Fault> {
         match name {
             "" => Some(Fault::None),
             "noise" => Some(Fault::Noise(1)),
+            "slow" => Some(Fault::SlowDrive(6)),
             "error" => Some(Fault::Error(2)),
             "panic" => Some(Fault::Panic(2)),
             "nan" => Some(Fault::Nan(2)),
@@ -79,16 +83,17 @@ fn loss(step: u64) -> f64 {
 
 impl Engine for FakeEngine {
     fn run(&mut self, job: &Job, sink: &Arc<dyn EventSink>, control: &Control) -> Result<Outcome> {
-        let (mut stopped, mut complete) = (None, 0);
-        let result = self.narrate(&job.config, &job.run_id, &job.run_dir, &mut |kind, _| {
+        let (mut stopped, mut complete, mut told_at) = (None, 0, 0.0);
+        let result = self.narrate(&job.config, &job.run_id, &job.run_dir, &mut |kind, at| {
+            let took = at - std::mem::replace(&mut told_at, at);
             let progress = matches!(kind, EventKind::Progress(_));
             let step_over = match &kind {
                 EventKind::Step(s) => Some(s.step),
                 _ => None,
             };
             sink.send(kind);
-            if progress {
-                wait(self.visit, control);
+            if progress && !self.visit.is_zero() {
+                wait(Duration::from_secs_f64(took), control);
             }
             if let Some(step) = step_over {
                 complete = step;
@@ -186,12 +191,17 @@ impl FakeEngine {
         let visits = n + (n - lowest);
         for step in 1..=steps {
             let began = at;
+            let pace = Pace { visit_s, slow: matches!(self.fault, Fault::SlowDrive(from) if step >= from) };
+            let mut times = Vec::with_capacity(visits + 2);
             for visit in 0..visits {
                 let (phase, block) =
                     if visit < n { (Phase::Forward, visit) } else { (Phase::Backward, n - 1 - (visit - n)) };
-                let tier = tiers(n)[block];
-                moved.0 += if tier == TierName::Disk { BLOCK } else { 0 };
-                moved.1 += if tier == TierName::Vram { 0 } else { BLOCK };
+                if visit == n {
+                    times.push(pace.still(Phase::Head, n, 1.0));
+                }
+                let now = pace.visit(phase, block, tiers(n)[block]);
+                moved = (moved.0 + now.disk, moved.1 + now.h2d);
+                times.push(now);
                 let progress = Progress {
                     step,
                     phase,
@@ -203,8 +213,11 @@ impl FakeEngine {
                     h2d: Bytes(moved.1),
                     vram_live: Some(Bytes(690_000_000 + 500_000 * step.min(100))),
                 };
-                tell!(EventKind::Progress(progress), visit_s);
+                tell!(EventKind::Progress(progress), seconds(&now));
             }
+            times.push(pace.still(Phase::Update, 0, 0.5));
+            at = began + times.iter().map(seconds).sum::<f64>();
+            tell!(EventKind::Trace(StepTrace { step, visits: times.clone() }), 0.0);
             match self.fault {
                 Fault::Error(s) if s == step => return Err(Error::run("the scripted engine failed as told")),
                 Fault::Panic(s) if s == step => panic!("the scripted engine panicked as told"),
@@ -212,7 +225,7 @@ impl FakeEngine {
                 _ => {}
             }
             let bad = self.fault == Fault::Nan(step);
-            let record = StepRecord {
+            let mut record = StepRecord {
                 step,
                 epoch: step as f64 / 20.0,
                 loss: if bad { f64::NAN } else { loss(step) },
@@ -222,13 +235,10 @@ impl FakeEngine {
                 trained_tokens: 900,
                 skipped: bad,
                 seconds: at - began,
-                disk_read: Bytes(visits as u64 / 3 * BLOCK),
-                h2d: Bytes(visits as u64 * 2 / 3 * BLOCK),
-                stall_s: 0.02,
-                h2d_s: 0.4,
                 residency_peak: 13,
                 ..StepRecord::default()
             };
+            pace.sum_up(&mut record, &times);
             tell!(EventKind::Step(record), 0.0);
             if bad {
                 tell!(notice(Level::Error, &format!("loss is not finite at step {step}: update skipped")), 0.0);

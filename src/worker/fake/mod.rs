@@ -5,6 +5,7 @@ mod desk;
 mod engine;
 mod facts;
 mod record;
+mod trace;
 
 pub use desk::FakeDesk;
 pub use engine::{FakeEngine, Fault, narrate};
@@ -17,7 +18,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// The scripted desk that the environment asks for, if it does: `BSTUI_FAKE_ENGINE=MS` (milliseconds a block),
-/// `BSTUI_FAKE_STEPS=N`, `BSTUI_FAKE_FAULT=noise|error|panic|nan`. For tests of the binary.
+/// `BSTUI_FAKE_STEPS=N`, `BSTUI_FAKE_FAULT=noise|error|panic|nan|slow`. For tests of the binary.
 ///
 /// # Errors
 /// One of them can't be read.

@@ -68,7 +68,7 @@ fn report(r: &FakeRecord) -> Value {
             "model_drive_written": sum(|s| s.model_drive_written),
         },
         "seconds_per_step": { "median": last.map(|s| s.seconds), "p95": last.map(|s| s.seconds) },
-        "bound": { "resource": r.plan.seconds_per_step.resource, "seconds": r.plan.seconds_per_step.low },
+        "bound": { "resource": last.map(|s| &s.bound_by), "seconds": last.map(|s| s.bound_s) },
         "forecast": { "low": r.plan.seconds_per_step.low, "high": r.plan.seconds_per_step.high },
         "vram": {
             "planned": r.plan.vram.total, "live": finished.map(|f| f.vram.live),

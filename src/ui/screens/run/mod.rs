@@ -1,5 +1,6 @@
 //! Run: loss, block map, step, lanes, memory and log of the training in progress.
 
+mod lanes;
 mod panes;
 
 use crate::event::{Level, TierName};
@@ -110,19 +111,21 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let frame_rows = if compact { 1 } else { 2 };
     let tall = area.height >= 40;
     let map_rows = blocks(app, right.width.saturating_sub(frame_rows), if compact { 3 } else { 8 }).len() as u16;
+    let map_rows = (map_rows.max(1) + u16::from(!compact) + frame_rows).max(frame_rows + 1);
+    let step_rows = frame_rows
+        + if compact {
+            3
+        } else if tall {
+            6
+        } else {
+            4
+        };
+    // Seven lines of memory say it all; what is over shows the step's visits.
+    let spare = area.height.saturating_sub(map_rows + step_rows + 2 * frame_rows + 2 + 7).min(3);
     let [map, step, lanes, memory] = Layout::vertical([
-        Constraint::Length((map_rows.max(1) + u16::from(!compact) + frame_rows).max(frame_rows + 1)),
-        Constraint::Length(
-            frame_rows
-                + if compact {
-                    3
-                } else if tall {
-                    6
-                } else {
-                    4
-                },
-        ),
-        if tall { Constraint::Length(16) } else { Constraint::Length(frame_rows + 2) },
+        Constraint::Length(map_rows),
+        Constraint::Length(step_rows),
+        Constraint::Length(if tall { 16 } else { frame_rows + 2 + spare }),
         if tall { Constraint::Fill(1) } else { Constraint::Min(frame_rows + 2) },
     ])
     .areas(right);
@@ -151,7 +154,7 @@ fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
             t
         }
         Pane::Step => step_title(view, theme),
-        Pane::Lanes => vec![Span::styled("lanes", theme.title()), Span::styled(" bytes a second", theme.dim())],
+        Pane::Lanes => lanes::title(view, area.width, theme),
         Pane::Memory => vec![Span::styled("memory", theme.title())],
         Pane::Log => panes::log_title(app, theme),
     };
@@ -183,7 +186,7 @@ fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
             lines(frame, inner, text, 0);
         }
         Pane::Step => lines(frame, inner, panes::step(app, view, inner), 0),
-        Pane::Lanes => panes::lanes(frame, inner, view, theme),
+        Pane::Lanes => lanes::draw(frame, inner, view, theme),
         Pane::Memory => lines(frame, inner, panes::memory(app, view, inner.width.into()), 0),
         Pane::Log => panes::log(app, frame, inner, view),
     }

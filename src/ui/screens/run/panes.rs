@@ -1,4 +1,4 @@
-//! The insides of the run screen's panes: step, lanes, memory, log.
+//! The insides of the run screen's panes: step, memory, log.
 
 use crate::event::{Level, Phase, RunStatus};
 use crate::plan::VramPlan;
@@ -7,8 +7,8 @@ use crate::ui::run::{RunView, Source, about, status_word};
 use crate::ui::screens::plan::chosen;
 use crate::ui::text::{cut, width as columns};
 use crate::ui::theme::{Theme, Tone};
-use crate::ui::widgets::{bar, lines, pair, put, spark, wrap};
-use crate::units::{Bytes, rate, ratio_of, secs};
+use crate::ui::widgets::{bar, lines, pair, wrap};
+use crate::units::{Bytes, ratio_of, secs};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -113,32 +113,6 @@ fn eta_line(app: &App, view: &RunView, theme: Theme) -> Line<'static> {
     }
 }
 
-/// Disk and link over time.
-pub(super) fn lanes(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
-    let height = (area.height / 2).max(1);
-    let rows = [("disk", &view.disk, Tone::Notice), ("h2d", &view.h2d, Tone::Accent)];
-    for (i, (name, lane, tone)) in rows.into_iter().enumerate() {
-        let y = area.y + height * i as u16;
-        if y >= area.bottom() {
-            break;
-        }
-        let at = Rect { y, height: height.min(area.bottom() - y), ..area };
-        let mut text =
-            vec![Span::styled(format!("{name:<5}"), theme.dim()), Span::raw(format!("{:<11}", rate(lane.now())))];
-        if at.height > 1 {
-            text.extend(pair("peak", rate(lane.peak()), theme));
-            put(frame, at, Line::from(text));
-            let chart = Rect { y: at.y + 1, height: at.height - 1, ..at };
-            spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
-        } else {
-            let used = 16.min(at.width);
-            put(frame, at, Line::from(text));
-            let chart = Rect { x: at.x + used, width: at.width - used, ..at };
-            spark::draw(frame, chart, &lane.newest(chart.width.into()), tone, theme);
-        }
-    }
-}
-
 /// Device and host memory, clock, and what the run computes on.
 pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'static>> {
     let theme = app.theme;
@@ -184,9 +158,8 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
     device.extend(pair("power", na(g.power_w.map(|w| format!("{w:.0} W"))), theme));
     out.push(Line::from(device));
     if let Some(s) = &view.started {
-        for (label, value) in
-            [("on", &s.device), ("compute", &s.compute_dtype), ("attention", &s.attention), ("reader", &s.reader)]
-        {
+        let on = format!("{}, {}", s.device, s.compute_dtype);
+        for (label, value) in [("on", &on), ("attention", &s.attention), ("reader", &s.reader)] {
             out.push(Line::from(pair(&format!("{label:<9}"), cut(value, width.saturating_sub(10)), theme)));
         }
     }
