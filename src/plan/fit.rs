@@ -106,7 +106,11 @@ fn thrifts(config: &RunConfig, on_device: bool) -> Vec<Thrift> {
     all
 }
 
-/// Fits `m` for `job` on `machine`: of the ways that fit, the one with the best forecast, the least thrifty of equals.
+/// How much better a thriftier way's forecast must be: what it moves beside the weights delays them and compute in ways
+/// that a forecast by rates doesn't see (on an H200 7 % of a step with offloaded inputs, 5 % with a streamed head).
+const GAIN: f64 = 0.9;
+
+/// Fits `m` for `job` on `machine`: the least thrifty way that fits, unless a thriftier one is clearly faster.
 pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
     let mut best: Option<(f64, Fit)> = None;
     let mut last = None;
@@ -117,7 +121,7 @@ pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
             continue;
         }
         let seconds = time::forecast(m, job, machine, &loads(m, job, &fit)).low;
-        if best.as_ref().is_none_or(|b| seconds < b.0 * 0.999) {
+        if best.as_ref().is_none_or(|b| seconds < b.0 * GAIN) {
             best = Some((seconds, fit));
         }
     }

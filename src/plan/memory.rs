@@ -59,8 +59,8 @@ pub fn device_terms(m: &Model, job: &Job, on_cpu: bool, thrift: Thrift) -> Terms
     put("final_norm", m.final_norm_device);
     // fp32 master, gradient and both moments, and a copy in the compute type.
     put("adapters", product(&[adapters, 16 + if m.elem < 4 { m.elem } else { 0 }]));
-    // Every micro-batch's state at the input of each trained block, and the state on its way; or two staged ones.
-    put("boundaries", product(&[hidden_state.0, if thrift.offload { 3 } else { trained + 1 }]));
+    // Every micro-batch's state at the input of each trained block, and the state on its way; or three staged ones.
+    put("boundaries", product(&[hidden_state.0, if thrift.offload { 4 } else { trained + 1 }]));
     put("hidden_gradient", hidden_state);
     // The feed-forward's moment, attention's and the head's exclude each other: the largest counts.
     let block = product(&[job.micro_tokens(), state_per_token(m, job)]);
@@ -184,7 +184,7 @@ mod tests {
         let head = of(Thrift { stream_head: true, ..Thrift::default() });
         assert!(all - head > Bytes(1_000_000_000));
         let offload = of(Thrift { offload: true, ..Thrift::default() });
-        assert_eq!(all - offload, Bytes(1024 * 4096 * 2 * 30));
+        assert_eq!(all - offload, Bytes(1024 * 4096 * 2 * 29));
         let small = Thrift { mlp_chunk: 256, stream_head: true, ..Thrift::default() };
         assert!(of(small) < head);
     }

@@ -1,8 +1,9 @@
 //! Inputs of the trained blocks between the sweeps: kept on the device, or waiting in host memory.
 //!
-//! Offloaded, an input is copied to one of two staging sets, from there to pinned memory on a stream of its own, and
-//! comes back the same way one block ahead of the backward pass. Everything is ordered by events on the device: the
-//! host never waits, and the device holds two blocks' inputs however far the host runs ahead.
+//! Offloaded, an input is copied to one of three staging sets, from there to pinned memory on a stream of its own, and
+//! comes back the same way two blocks ahead of the backward pass: beside large copies of weights it may have to queue
+//! for the copy engine. Everything is ordered by events on the device: the host never waits, and the device holds three
+//! blocks' inputs however far the host runs ahead.
 
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{Gpu, Mark, Queue};
@@ -52,8 +53,8 @@ impl Boundaries {
             let buffer = Tensor::f_empty([o.level as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?;
             Ok(Set { buffer, read: None, moved: None })
         };
-        let sets = [set()?, set()?];
-        o.gpu = Some(OnGpu { gpu, sets, saved: None, restoring: None });
+        let sets = [set()?, set()?, set()?];
+        o.gpu = Some(OnGpu { gpu, sets, saved: None, restored: usize::MAX });
         Ok(Boundaries::Offloaded(Box::new(o)))
     }
 
@@ -185,7 +186,7 @@ impl Offload {
     #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "no GPU"))]
     fn prefetch(&mut self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if let Some(level) = self.stack.len().checked_sub(1) {
+        for level in (0..self.stack.len()).rev().take(2) {
             self.start_restore(level)?;
         }
         Ok(())
@@ -207,16 +208,20 @@ impl Offload {
     }
 }
 
-/// Two sets of staging buffers and the marks that order their users.
+/// Staging sets and the marks that order their users.
 #[cfg(feature = "cuda")]
 struct OnGpu {
     gpu: Arc<Gpu>,
-    sets: [Set; 2],
+    sets: [Set; SETS],
     /// After the newest copy to the host.
     saved: Option<Mark>,
-    /// Level whose inputs are on their way back.
-    restoring: Option<usize>,
+    /// Lowest level whose inputs are back or on their way.
+    restored: usize,
 }
+
+/// One in use, two on their way.
+#[cfg(feature = "cuda")]
+const SETS: usize = 3;
 
 #[cfg(feature = "cuda")]
 struct Set {
@@ -240,7 +245,7 @@ impl Set {
 impl Offload {
     fn save_on_gpu(&mut self, level: usize, xs: &[Tensor], saved: &[Saved]) -> Result<bool> {
         let Some(mut on) = self.gpu.take() else { return Ok(false) };
-        let set = &mut on.sets[level % 2];
+        let set = &mut on.sets[level % SETS];
         if let Some(moved) = set.moved.take() {
             on.gpu.wait(Queue::Compute, &moved)?;
         }
@@ -257,16 +262,16 @@ impl Offload {
         }
         set.moved = Some(on.gpu.mark_untimed(Queue::Save)?);
         on.saved = Some(on.gpu.mark_untimed(Queue::Save)?);
-        on.restoring = None;
+        on.restored = usize::MAX;
         self.gpu = Some(on);
         Ok(true)
     }
 
-    /// Queues the way back of `level`, once.
+    /// Queues the way back of `level`, once. Levels come back from the top.
     fn start_restore(&mut self, level: usize) -> Result<()> {
         let Some(mut on) = self.gpu.take() else { return Ok(()) };
-        if on.restoring != Some(level) {
-            let set = &mut on.sets[level % 2];
+        if level < on.restored {
+            let set = &mut on.sets[level % SETS];
             for mark in [set.read.take().as_ref(), set.moved.take().as_ref(), on.saved.as_ref()].into_iter().flatten() {
                 on.gpu.wait(Queue::Restore, mark)?;
             }
@@ -277,7 +282,7 @@ impl Offload {
                 unsafe { on.gpu.copy_h2d(Queue::Restore, to, self.place(level, at), bytes_of(s) as usize)? };
             }
             set.moved = Some(on.gpu.mark_untimed(Queue::Restore)?);
-            on.restoring = Some(level);
+            on.restored = level;
         }
         self.gpu = Some(on);
         Ok(())
@@ -286,17 +291,20 @@ impl Offload {
     fn take_on_gpu(&mut self, level: usize, saved: &[Saved]) -> Result<Vec<Tensor>> {
         self.stack.push(saved.to_vec());
         self.start_restore(level)?;
-        self.stack.pop();
-        let mut on = self.gpu.take().expect("the caller looked");
-        // What the other set holds was used by the block above, whose kernels are all queued by now.
-        on.sets[(level + 1) % 2].read = Some(on.gpu.mark_untimed(Queue::Compute)?);
-        if let Some(moved) = on.sets[level % 2].moved.take() {
-            on.gpu.wait(Queue::Compute, &moved)?;
-        }
-        let xs = saved.iter().zip(places(saved).0).map(|(s, at)| on.sets[level % 2].view(at, s)).collect();
-        self.gpu = Some(on);
         if level > 0 {
             self.start_restore(level - 1)?;
+        }
+        self.stack.pop();
+        let mut on = self.gpu.take().expect("the caller looked");
+        // What the set of two levels down holds was used by the block above, whose kernels are all queued by now.
+        on.sets[(level + 1) % SETS].read = Some(on.gpu.mark_untimed(Queue::Compute)?);
+        if let Some(moved) = on.sets[level % SETS].moved.take() {
+            on.gpu.wait(Queue::Compute, &moved)?;
+        }
+        let xs = saved.iter().zip(places(saved).0).map(|(s, at)| on.sets[level % SETS].view(at, s)).collect();
+        self.gpu = Some(on);
+        if level > 1 {
+            self.start_restore(level - 2)?;
         }
         Ok(xs)
     }
