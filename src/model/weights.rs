@@ -24,7 +24,6 @@ pub fn kind_of(dtype: &Dtype) -> Kind {
 ///
 /// # Safety
 /// The slot must hold the segment, and keep it until every kernel that reads the tensor has been queued.
-#[must_use]
 pub unsafe fn view(piece: &Piece, slot: *const u8, kind: Kind, device: Device) -> Tensor {
     let stored = if device.is_cuda() { kind_of(&piece.dtype) } else { Kind::Float };
     // SAFETY: inside the slot by construction of the layout, 256-byte aligned; lifetime is the caller's promise.

@@ -325,7 +325,7 @@ mod tests {
 
     /// `ring` whole blocks and `more` attention slots for `n` blocks, `fixed` of them resident; the head in `pieces`.
     fn slots(n: usize, ring: usize, more: usize, fixed: &[usize], pieces: usize) -> Slots {
-        let part_class = |s: usize| usize::from(s >= n * PARTS || s % PARTS != 0);
+        let part_class = |s: usize| usize::from(s >= n * PARTS || !s.is_multiple_of(PARTS));
         Slots {
             class_of: (0..n * PARTS + pieces).map(part_class).collect(),
             fixed: (0..n * PARTS + pieces).map(|s| s < n * PARTS && fixed.contains(&(s / PARTS))).collect(),

@@ -276,7 +276,7 @@ impl Streamer {
         }
     }
 
-    fn from_ram(&self, segment: usize) -> bool {
+    fn in_ram(&self, segment: usize) -> bool {
         self.tiers[segment] == TierName::Ram
     }
 
@@ -284,7 +284,7 @@ impl Streamer {
     fn submit_reads(&mut self) -> Result<()> {
         for i in 0..self.pending.len() {
             let segment = self.pending[i].load.segment;
-            if self.from_ram(segment) {
+            if self.in_ram(segment) {
                 continue;
             }
             while self.pending[i].read < self.layouts[segment].chunks.len() {
@@ -308,7 +308,7 @@ impl Streamer {
         let n = self.layouts[load.segment].chunks.len();
         while self.pending[at].copied < n {
             let copied = self.pending[at].copied;
-            let (host, buffer) = if self.from_ram(load.segment) {
+            let (host, buffer) = if self.in_ram(load.segment) {
                 let chunk = &self.layouts[load.segment].chunks[copied];
                 (self.ram.at(self.ram_at[load.segment] + chunk.host).cast_const(), None)
             } else {

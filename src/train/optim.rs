@@ -55,7 +55,6 @@ pub fn grad_norm(grad: &Tensor) -> f64 {
 }
 
 /// The same on the device: nothing is waited for.
-#[must_use]
 pub fn queue_norm(grad: &Tensor) -> Tensor {
     grad.norm_scalaropt_dtype(2, Kind::Float)
 }

@@ -100,7 +100,7 @@ fn a_screen_that_never_reads_does_not_stop_the_run() {
     assert_eq!(notes.events.lock().unwrap().iter().filter(|e| steps(e)).count(), 2_000);
     let queued = run.poll();
     assert_eq!(queued.iter().filter(|e| steps(e)).count(), 2_000, "lifecycle events wait for their reader");
-    assert!(queued.iter().filter(|e| e.kind.is_telemetry()).count() <= 2, "telemetry is latest-wins");
+    assert!(queued.iter().filter(|e| e.kind.is_telemetry()).count() <= 3, "of each kind of telemetry the latest");
 }
 
 /// Floods telemetry at a hub whose record is slow.
