@@ -3,6 +3,7 @@
 mod bound;
 mod inputs;
 mod loss;
+mod open;
 pub mod optim;
 mod retry;
 pub mod save;

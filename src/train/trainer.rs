@@ -7,22 +7,16 @@ use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::Telemetry;
 use super::walk::{BlockWalk, QueuedStep, StepContext, StepLoss};
-use crate::checkpoint::adapter::{self, AdapterConfig};
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::adapter::AdapterConfig;
 use crate::clock::Clock;
 use crate::data::collate::{Batch, micro_batches};
-use crate::data::{self, Dataset, Row, Sampler};
+use crate::data::{Dataset, Row, Sampler};
 use crate::device::{io, nvml, shim};
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
 use crate::event::{
-    EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, Phase, RunStarted, RunStatus, Saved, Stage, StepRecord,
-    StepTrace, StreamStats, VramFigures,
+    EvalRecord, EventKind, Level, Notice, Phase, RunStatus, Saved, StepRecord, StepTrace, StreamStats, VramFigures,
 };
-use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
-use crate::plan::{ModePlan, lowest_trainable};
-use crate::store::Reader;
-use crate::stream::{Boundaries, StreamSetup, Streamer};
 use crate::units::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -43,168 +37,31 @@ impl Engine for Trainer {
     }
 }
 
-struct Run<'a> {
-    job: &'a Job,
-    sink: Arc<dyn EventSink>,
-    control: Control,
-    clock: Clock,
-    data: Dataset,
-    sampler: Sampler,
-    schedule: Schedule,
-    walk: BlockWalk,
-    adam: AdamW,
-    adapter_config: AdapterConfig,
-    state: TrainerState,
-    steps_total: u64,
-    telemetry: Telemetry,
-    stats: StreamStats,
-    residency_peak: usize,
-    gpu: Option<usize>,
-    gauges: nvml::Sampler,
+pub(super) struct Run<'a> {
+    pub(super) job: &'a Job,
+    pub(super) sink: Arc<dyn EventSink>,
+    pub(super) control: Control,
+    pub(super) clock: Clock,
+    pub(super) data: Dataset,
+    pub(super) sampler: Sampler,
+    pub(super) schedule: Schedule,
+    pub(super) walk: BlockWalk,
+    pub(super) adam: AdamW,
+    pub(super) adapter_config: AdapterConfig,
+    pub(super) state: TrainerState,
+    pub(super) steps_total: u64,
+    pub(super) telemetry: Telemetry,
+    pub(super) stats: StreamStats,
+    pub(super) residency_peak: usize,
+    pub(super) gpu: Option<usize>,
+    pub(super) gauges: nvml::Sampler,
     /// NVML's used memory before CUDA started.
-    vram_before: Option<Bytes>,
+    pub(super) vram_before: Option<Bytes>,
     /// Newest checkpoint written by this run or resumed from.
-    newest: Option<PathBuf>,
+    pub(super) newest: Option<PathBuf>,
 }
 
-impl<'a> Run<'a> {
-    fn open(job: &'a Job, sink: Arc<dyn EventSink>, control: Control) -> Result<Run<'a>> {
-        let config = &job.config;
-        let plan = &job.plan.modes.lora;
-        let checkpoint = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
-        if checkpoint.not_here {
-            return Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", checkpoint.name))
-                .next("download them first; headers alone are enough only for `plan`"));
-        }
-        let uuid = job.plan.machine.gpu.as_ref().and_then(|g| g.uuid.clone());
-        let mut gauges = nvml::Sampler::new(uuid.as_deref());
-        let vram_before = gauges.sample().vram_used;
-        let device = choose_device(&config.train.device, job.plan.machine.gpu.is_some())?;
-        shim::set_deterministic(config.train.deterministic);
-        let kind = compute_kind(&checkpoint, device);
-        let layout = AdapterLayout::new(&checkpoint, &config.lora)?;
-
-        let to_stage = |s: Stage| sink.send(EventKind::Stage(s));
-        let restored = job.resume.as_deref().map(|dir| save::load(dir, &layout)).transpose()?;
-        let date = restored.as_ref().map(|(_, old)| old.template_date.as_str()).filter(|d| !d.is_empty());
-        let data = match date {
-            Some(date) => data::prepare_dated(config, &checkpoint, date, &mut |s| to_stage(s))?,
-            None => data::prepare(config, &checkpoint, &mut |s| to_stage(s))?,
-        };
-        let rows_per_step = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps;
-        let sampler = Sampler { n_rows: data.train.len(), rows_per_step, seed: config.train.seed };
-        let steps_total = match config.train.max_steps {
-            0 => (data.train.len() as f64 * config.train.num_train_epochs / rows_per_step as f64).ceil() as u64,
-            n => n,
-        };
-
-        let mut state = TrainerState {
-            max_steps: steps_total,
-            seed: config.train.seed,
-            base_fingerprint: checkpoint.fingerprint.clone(),
-            data_sha256: data.facts.sha256.clone(),
-            rows_per_step,
-            template_date: data.facts.template_date.clone(),
-            ..TrainerState::default()
-        };
-        let params = match (&restored, &config.lora.init_from) {
-            (Some((t, _)), _) => t.params.clone(),
-            (None, Some(dir)) => layout.from_peft(&adapter::read(dir)?.1)?,
-            (None, None) => layout.init(config.train.seed),
-        };
-        if let Some((_, old)) = &restored {
-            for line in check_resume(old, &state)? {
-                notice(&sink, Level::Warn, line);
-            }
-            state = TrainerState { max_steps: steps_total, ..old.clone() };
-        }
-
-        let reader = Reader::open(&checkpoint, Duration::ZERO)?;
-        let facts = RunFacts { job, checkpoint: &checkpoint, device, kind, layout: &layout, data: &data };
-        sink.send(EventKind::Started(facts.started(plan, state.global_step, steps_total, reader.describe())));
-        for text in checkpoint.notes.iter().chain(&data.notes) {
-            notice(&sink, Level::Info, text.clone());
-        }
-
-        #[cfg(feature = "cuda")]
-        let cuda = match device {
-            Device::Cuda(i) => Some(Arc::new(crate::device::cuda::Gpu::open(i)?)),
-            _ => None,
-        };
-        let setup = StreamSetup {
-            #[cfg(feature = "cuda")]
-            gpu: cuda.clone(),
-            ..StreamSetup::of(plan, &config.stream)
-        };
-        let mut stage = Stages { sink: sink.as_ref(), last: 0 };
-        let streamer =
-            Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
-        if device.is_cuda() && !streamer.is_pinned() {
-            notice(&sink, Level::Warn, "host memory is pageable: copies are slower than planned".into());
-        }
-        let with_head = plan.stream.head.is_none();
-        let residents = Residents::load(&checkpoint, streamer.reader(), kind, device, with_head, &mut |d, t| {
-            stage.bytes("loading head and embedding", d, t);
-        })?;
-        #[cfg(feature = "cuda")]
-        let residents = match &cuda {
-            Some(gpu) => residents.with_gpu(gpu.clone()),
-            None => residents,
-        };
-        let adapter_config = adapter_config(job, &checkpoint);
-        let adapter = Adapter::new(layout, &params, kind, device);
-        let mut adam = AdamW::new(&adapter.flat, config.train.weight_decay);
-        if let Some((t, old)) = &restored {
-            adam.m = Tensor::from_slice(&t.m).to_device(device);
-            adam.v = Tensor::from_slice(&t.v).to_device(device);
-            adam.updates = old.optimizer_updates;
-        }
-        let loss_chunk = config.stream.loss_chunk;
-        let gpu = if let Device::Cuda(i) = device { Some(i) } else { None };
-        let mut walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
-        walk.mlp_chunk = plan.stream.mlp_chunk;
-        if plan.stream.offload {
-            let t = &config.train;
-            let (micro, tokens) =
-                (t.gradient_accumulation_steps, t.per_device_train_batch_size * config.data.max_length);
-            let bytes = (tokens * checkpoint.arch.hidden * kind.elt_size_in_bytes()) as u64;
-            let blocks = checkpoint.blocks.len() - walk.adapter.layout.lowest;
-            walk.boundaries = {
-                #[cfg(feature = "cuda")]
-                match &cuda {
-                    Some(gpu) => Boundaries::offloaded_from(gpu.clone(), blocks, micro, bytes)?,
-                    None => Boundaries::offloaded(blocks, micro, bytes)?,
-                }
-                #[cfg(not(feature = "cuda"))]
-                Boundaries::offloaded(blocks, micro, bytes)?
-            };
-        }
-        if device.is_cuda() && !walk.kernels.is_fused() {
-            notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));
-        }
-        Ok(Run {
-            telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
-            job,
-            sink,
-            control,
-            clock: Clock::real(),
-            data,
-            sampler,
-            schedule: Schedule::new(&config.train, steps_total)?,
-            walk,
-            adam,
-            adapter_config,
-            state,
-            steps_total,
-            stats: StreamStats::default(),
-            residency_peak: 0,
-            gpu,
-            gauges,
-            vram_before,
-            newest: job.resume.clone(),
-        })
-    }
-
+impl Run<'_> {
     fn train(&mut self) -> Result<Outcome> {
         let train = &self.job.config.train;
         if self.state.global_step == 0 {
@@ -455,127 +312,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Stage events at most every 64 MB, and always the last one.
-struct Stages<'a> {
-    sink: &'a dyn EventSink,
-    last: u64,
-}
-
-impl Stages<'_> {
-    fn bytes(&mut self, name: &str, done: u64, total: u64) {
-        if done >= total || done.saturating_sub(self.last) >= 64_000_000 || done < self.last {
-            self.last = done;
-            self.sink.send(EventKind::Stage(Stage { name: name.into(), done, total, unit: "bytes".into() }));
-        }
-    }
-}
-
-fn notice(sink: &Arc<dyn EventSink>, level: Level, text: String) {
+pub(super) fn notice(sink: &Arc<dyn EventSink>, level: Level, text: String) {
     sink.send(EventKind::Notice(Notice { level, text }));
-}
-
-/// `auto` takes a GPU when libtorch can use one and the plan was made for one.
-fn choose_device(wanted: &str, planned_gpu: bool) -> Result<Device> {
-    match (wanted, shim::init(), planned_gpu) {
-        ("cpu", _, _) | ("auto", _, false) => Ok(Device::Cpu),
-        (_, Ok(()), _) => Ok(Device::Cuda(0)),
-        (_, Err(why), _) => Err(Error::device(format!("no GPU to train on: {why}"))
-            .next("install a driver ≥ 580, or set train.device = \"cpu\"")),
-    }
-}
-
-/// What may not differ on resume is an error; what may is a line for the log.
-fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
-    if old.base_fingerprint != new.base_fingerprint {
-        return Err(Error::checkpoint("the base checkpoint is not the one this run was started on")
-            .next("restore its files, or start a new run with lora.init_from = the run's adapter"));
-    }
-    if (old.seed, old.rows_per_step) != (new.seed, new.rows_per_step) {
-        return Err(Error::usage("seed or batch size differ from the run being resumed; its curve could not continue")
-            .next("use the run's own config"));
-    }
-    let mut lines = Vec::new();
-    if old.data_sha256 != new.data_sha256 {
-        lines
-            .push("the data files have changed since this run was started: the curve will not continue exactly".into());
-    }
-    if old.max_steps != new.max_steps {
-        lines.push(format!(
-            "the run was planned for {} steps and now has {}: the learning-rate schedule is stretched over all {}",
-            old.max_steps, new.max_steps, new.max_steps
-        ));
-    }
-    Ok(lines)
-}
-
-fn adapter_config(job: &Job, checkpoint: &Checkpoint) -> AdapterConfig {
-    let (config, lora) = (&job.config, &job.config.lora);
-    let n = checkpoint.blocks.len();
-    let lowest = lowest_trainable(n, lora.top_fraction);
-    let mut targets: Vec<String> = lora.targets.clone();
-    if targets.iter().any(|t| t == "all-linear") {
-        targets = crate::checkpoint::Role::ALL.iter().filter_map(|r| r.lora_target()).map(String::from).collect();
-    }
-    let (asked, hub_id, revision) =
-        (config.model.name.as_deref(), checkpoint.hub_id.as_deref(), checkpoint.revision.as_deref());
-    let (name, revision) = adapter::base_name(asked, hub_id, revision, &checkpoint.dir);
-    AdapterConfig {
-        base_model_name_or_path: name,
-        revision,
-        r: lora.r,
-        lora_alpha: lora.alpha,
-        lora_dropout: lora.dropout,
-        use_rslora: lora.rslora,
-        target_modules: targets,
-        layers_to_transform: (lowest > 0).then(|| (lowest..n).collect()),
-    }
-}
-
-/// What the start event tells of.
-struct RunFacts<'a> {
-    job: &'a Job,
-    checkpoint: &'a Checkpoint,
-    device: Device,
-    kind: tch::Kind,
-    layout: &'a AdapterLayout,
-    data: &'a Dataset,
-}
-
-impl RunFacts<'_> {
-    fn started(&self, plan: &ModePlan, steps_done: u64, steps_total: u64, reader: String) -> RunStarted {
-        let windowed = self.checkpoint.arch.windows.iter().any(Option::is_some);
-        let device = match (&self.job.plan.machine.gpu, self.device) {
-            (Some(g), Device::Cuda(_)) => g.name.clone(),
-            (None, Device::Cuda(_)) => "cuda".into(),
-            _ => "cpu".into(),
-        };
-        RunStarted {
-            schema: EVENT_SCHEMA,
-            run_id: self.job.run_id.clone(),
-            run_dir: self.job.run_dir.clone(),
-            model: self.checkpoint.name.clone(),
-            mode: self.job.config.train.mode.clone(),
-            verdict: plan.verdict.word().into(),
-            n_blocks: self.checkpoint.blocks.len(),
-            lowest_trainable: self.layout.lowest,
-            tiers: plan.placement.iter().map(|p| p.tier).collect(),
-            residency_planned: plan.residency,
-            steps_total,
-            steps_done,
-            micro_batches: self.job.config.train.gradient_accumulation_steps,
-            device,
-            compute_dtype: kind_name(self.kind).into(),
-            attention: attention::kernel_name(
-                Kernels::of(self.device),
-                self.kind,
-                self.checkpoint.arch.head_dim,
-                self.device.is_cuda(),
-                windowed,
-            )
-            .into(),
-            reader,
-            trainable_params: self.layout.params(),
-            data: self.data.facts.clone(),
-        }
-    }
 }
