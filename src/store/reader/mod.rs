@@ -129,7 +129,8 @@ impl Reader {
     /// # Errors
     /// As [`Reader::open_with`].
     pub fn of_files(files: &[WeightFile], options: Options) -> Result<Reader> {
-        let sources = files.iter().map(Source::open).collect::<Result<Vec<_>>>()?;
+        let mut sources = files.iter().map(Source::open).collect::<Result<Vec<_>>>()?;
+        source::number_drives(&mut sources);
         let (depth, threads) = (options.queue_depth.max(1), options.threads.max(1));
         let ring = match options.backend {
             Backend::Pread => Err(None),

@@ -1,4 +1,6 @@
-//! Chunks that wait for their turn, first come, first read; and the bell that wakes whoever reads.
+//! Chunks that wait for their turn, first come, first read, drive by drive; and the bell that wakes whoever reads.
+//!
+//! Files on several drives take turns, so that no drive idles while chunks of another stand before its own.
 
 use super::request::{Chunk, Request};
 use super::source::Source;
@@ -28,9 +30,34 @@ pub(super) enum Next {
 #[derive(Default)]
 struct Inner {
     chunks: VecDeque<Chunk>,
+    /// When each drive had its last turn.
+    turns: Vec<u64>,
     offers: Vec<Offer>,
     /// Why nothing more is taken.
     closed: Option<String>,
+}
+
+impl Inner {
+    /// The chunk whose turn it is: the first one of the drive that has waited longest.
+    fn turn(&mut self, sources: &[Source]) -> Option<usize> {
+        let drives = sources.iter().map(|s| s.drive + 1).max().unwrap_or(1);
+        self.turns.resize(drives, 0);
+        let mut first: Vec<Option<usize>> = vec![None; drives];
+        let mut missing = drives;
+        for (at, chunk) in self.chunks.iter().enumerate() {
+            let place = &mut first[sources[chunk.file].drive];
+            if place.is_none() {
+                *place = Some(at);
+                missing -= 1;
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        let of = (0..drives).filter(|d| first[*d].is_some()).min_by_key(|d| self.turns[*d])?;
+        self.turns[of] = self.turns.iter().max().copied().unwrap_or(0) + 1;
+        first[of]
+    }
 }
 
 /// The queue. Its length is bounded by the memory that its callers hold for it.
@@ -126,12 +153,13 @@ impl Queue {
     }
 
     fn cut(&self, inner: &mut Inner, sources: &[Source]) -> Next {
-        let Some(chunk) = inner.chunks.front_mut() else {
+        let Some(at) = inner.turn(sources) else {
             return if inner.closed.is_some() { Next::Closed } else { Next::Empty };
         };
+        let chunk = &mut inner.chunks[at];
         let request = chunk.cut(self.request, &sources[chunk.file]);
         if chunk.at == chunk.len {
-            inner.chunks.pop_front();
+            inner.chunks.remove(at);
         }
         Next::Request(request)
     }
@@ -147,5 +175,44 @@ impl Queue {
             chunk.ticket.finish(chunk.requests(self.request), Some(Error::run(why)));
         }
         self.ring_bell();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::WeightFile;
+    use crate::store::reader::ticket::TicketState;
+    use std::sync::Arc;
+
+    /// The files whose requests come out, in order, for chunks of two requests of these files.
+    fn order(drives: &[usize], chunks: &[usize]) -> Vec<usize> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sources: Vec<Source> = (0..drives.len())
+            .map(|i| {
+                let path = dir.path().join(i.to_string());
+                std::fs::write(&path, vec![0; 1 << 16]).unwrap();
+                Source::open(&WeightFile { path, bytes: 1 << 16 }).unwrap()
+            })
+            .collect();
+        sources.iter_mut().zip(drives).for_each(|(s, d)| s.drive = *d);
+        let queue = Queue::new(4096, None);
+        let chunk = |&file: &usize| {
+            let ticket = Arc::new(TicketState::new(2));
+            Chunk { file, offset: 0, len: 8192, dst: 0, ticket, at: 0 }
+        };
+        queue.push(chunks.iter().map(chunk).collect()).unwrap();
+        std::iter::from_fn(|| match queue.next(&sources) {
+            Next::Request(r) => Some(r.file),
+            _ => None,
+        })
+        .collect()
+    }
+
+    #[test]
+    fn one_drive_is_read_in_order_and_several_take_turns() {
+        assert_eq!(order(&[0, 0], &[0, 1, 0]), [0, 0, 1, 1, 0, 0]);
+        assert_eq!(order(&[0, 1], &[0, 0, 1, 1]), [0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(order(&[0, 1, 2], &[0, 0, 1, 2]), [0, 1, 2, 0, 1, 2, 0, 0]);
     }
 }

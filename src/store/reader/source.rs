@@ -42,12 +42,26 @@ pub(super) struct Source {
     pub path: PathBuf,
     /// Length when it was opened; nothing past it is read.
     pub len: u64,
+    /// Which of the reader's drives it lies on, counted from 0.
+    pub drive: usize,
     direct: Option<File>,
     cached: bool,
     /// A direct read was refused after the probe had been served.
     refused: AtomicBool,
     buffered: File,
     identity: Identity,
+}
+
+/// Numbers the drives of `sources` in the order of their first file.
+pub(super) fn number_drives(sources: &mut [Source]) {
+    let mut drives: Vec<u64> = Vec::new();
+    for s in sources {
+        let device = s.identity.inode.0;
+        s.drive = drives.iter().position(|d| *d == device).unwrap_or(drives.len());
+        if s.drive == drives.len() {
+            drives.push(device);
+        }
+    }
 }
 
 impl Source {
@@ -74,7 +88,16 @@ impl Source {
         let direct = if in_memory(&buffered) { None } else { open(libc::O_DIRECT).ok() };
         let direct = direct.filter(|d| read_sector(d, 0));
         let cached = direct.as_ref().is_some_and(|d| fills_cache(d, len));
-        Ok(Source { path: f.path.clone(), len, direct, cached, refused: AtomicBool::new(false), buffered, identity })
+        Ok(Source {
+            path: f.path.clone(),
+            len,
+            drive: 0,
+            direct,
+            cached,
+            refused: AtomicBool::new(false),
+            buffered,
+            identity,
+        })
     }
 
     /// The descriptor for reads past the page cache, where the file system has them.
