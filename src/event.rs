@@ -387,6 +387,20 @@ pub enum Phase {
     Eval,
 }
 
+impl Phase {
+    /// The word the user sees.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Head => "head, loss",
+            Phase::Backward => "backward",
+            Phase::Update => "update",
+            Phase::Eval => "held-out",
+        }
+    }
+}
+
 /// State of one block on the block map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

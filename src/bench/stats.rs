@@ -1,5 +1,6 @@
 //! Order statistics of a measurement.
 
+use crate::report::stats;
 use serde_json::{Value, json};
 
 /// Finite values, sorted.
@@ -10,9 +11,7 @@ impl Sample {
     /// Of `values`; those that are not finite don't count.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Sample {
-        let mut all: Vec<f64> = values.into_iter().filter(|x| x.is_finite()).collect();
-        all.sort_by(f64::total_cmp);
-        Sample(all)
+        Sample(stats::sorted(values))
     }
 
     /// How many there are.
@@ -24,16 +23,13 @@ impl Sample {
     /// The middle one, or the mean of the middle two.
     #[must_use]
     pub fn median(&self) -> Option<f64> {
-        let n = self.n();
-        let upper = *self.0.get(n / 2)?;
-        Some(if n % 2 == 1 { upper } else { f64::midpoint(self.0[n / 2 - 1], upper) })
+        stats::median(&self.0)
     }
 
     /// The value that `share` (0..1) of them don't exceed, by nearest rank.
     #[must_use]
     pub fn percentile(&self, share: f64) -> Option<f64> {
-        let rank = (share * self.n() as f64).ceil() as usize;
-        self.0.get(rank.clamp(1, self.n().max(1)) - 1).copied()
+        stats::percentile(&self.0, share)
     }
 
     /// The least.

@@ -50,16 +50,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     if plan.verdict == crate::plan::Verdict::Infeasible {
         return Err(Error::infeasible(format!("it does not fit: {}", plan.reasons.join("; "))));
     }
-    #[cfg(feature = "cuda")]
-    let gpu = match device {
-        Device::Cuda(i) => Some(std::sync::Arc::new(device::cuda::Gpu::open(i)?)),
-        _ => None,
-    };
-    let setup = StreamSetup {
-        #[cfg(feature = "cuda")]
-        gpu,
-        ..StreamSetup::of(&plan, &config.stream)
-    };
+    let setup = StreamSetup::of(&plan, &config.stream).on(device)?;
     let kind = compute_kind(&opened, device);
     let reader = Reader::open(&opened, Duration::ZERO)?;
     let streamer = Streamer::new(&opened, reader, &setup, &mut |_, _| {})?;

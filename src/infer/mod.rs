@@ -6,7 +6,7 @@ use crate::event::Phase;
 use crate::model::attention::KvCache;
 use crate::model::dropout::{mix, uniform};
 use crate::model::rope::RopeTable;
-use crate::model::visit::{Streamed, head_pieces};
+use crate::model::visit::{Streamed, logits};
 use crate::model::{Adapter, BlockContext, Kernels, Residents, block_forward};
 use crate::plan::schedule::Habit;
 use crate::stream::Streamer;
@@ -93,18 +93,10 @@ impl Generator {
         self.position += ids.len();
         let last = x.select(1, -1);
         let normed = kernels.rms_norm(&last, &self.residents.norm, self.arch.norm_eps)?;
-        let mut logits = Vec::new();
-        let mut part = |rows: &Tensor, _| {
-            logits.push(normed.f_matmul(&rows.tr())?.to_kind(Kind::Float));
-            Ok(())
-        };
-        match &self.residents.head {
-            Some(head) => part(head, 0)?,
-            None => head_pieces(&mut self.streamer, n, self.kind, &mut part)?,
-        }
+        let logits = logits(&normed, self.residents.head.as_ref(), &mut self.streamer, n, self.kind)?;
         // The trace is the trainer's; here it only must not grow.
         self.streamer.snapshot()?;
-        Ok(Tensor::f_cat(&logits, -1)?.to_device(Device::Cpu).view([-1]))
+        Ok(logits.to_device(Device::Cpu).view([-1]))
     }
 
     /// Continues `prompt` by up to `max_new` tokens, each handed to `each` as it comes; stops after an id in `stop`.

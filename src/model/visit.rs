@@ -81,6 +81,29 @@ impl Weights for Streamed<'_> {
     }
 }
 
+/// Logits `[.., V]` in f32 of `normed` `[.., H]`, whole: for few tokens. `head` is `None` where it streams.
+///
+/// # Errors
+/// A read or copy failed, or the device is out of memory.
+pub fn logits(
+    normed: &Tensor,
+    head: Option<&Tensor>,
+    streamer: &mut Streamer,
+    n_blocks: usize,
+    kind: Kind,
+) -> Result<Tensor> {
+    let mut parts = Vec::new();
+    let mut part = |rows: &Tensor, _| {
+        parts.push(normed.f_matmul(&rows.tr())?.to_kind(Kind::Float));
+        Ok(())
+    };
+    match head {
+        Some(head) => part(head, 0)?,
+        None => head_pieces(streamer, n_blocks, kind, &mut part)?,
+    }
+    Ok(Tensor::f_cat(&parts, -1)?)
+}
+
 /// Hands the pieces of a streamed head to `use_rows`, in order, with the first row of each.
 ///
 /// # Errors

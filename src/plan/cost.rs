@@ -7,46 +7,27 @@ use super::types::PerStep;
 use crate::event::TierName;
 use crate::units::Bytes;
 
-/// Bytes of one sweep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sweep {
-    /// Read from disk.
-    pub disk: Bytes,
-    /// Host to device.
-    pub h2d: Bytes,
-    /// Device to host.
-    pub d2h: Bytes,
-}
-
-/// Loads of a step.
+/// Loads of a step, sweep by sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loads {
     /// Up.
-    pub forward: Sweep,
+    pub forward: PerStep,
     /// A streamed head.
-    pub head: Sweep,
+    pub head: PerStep,
     /// Down.
-    pub backward: Sweep,
+    pub backward: PerStep,
     /// Parts of blocks and pieces of the head.
     pub count: usize,
 }
 
 /// Slots and habit as the streamer will have them.
-pub fn slots(m: &Model, job: &Job, fit: &Fit) -> (Slots, Habit, usize) {
+fn slots(m: &Model, job: &Job, fit: &Fit) -> (Slots, Habit, usize) {
     let n = m.blocks.len();
     let pieces = if fit.stream.head.is_some() { m.vocab.div_ceil(m.head_rows()) as usize } else { 0 };
-    let segments = n * PARTS + pieces;
-    let slots = Slots {
-        class_of: (0..segments).map(|s| usize::from(s >= n * PARTS || s % PARTS > 0)).collect(),
-        fixed: (0..segments).map(|s| s < n * PARTS && fit.tiers[s / PARTS] == TierName::Vram).collect(),
-        ring: fit.stream.ring.to_vec(),
-    };
-    (slots, habit(job.micro as usize, &fit.stream), pieces)
-}
-
-/// How visits use parts.
-pub fn habit(micro: usize, stream: &super::types::StreamPlan) -> Habit {
-    Habit { several: micro > 1, tiled: stream.mlp_chunk > 0, split: stream.split, micro }
+    let resident = |s: usize| s < n * PARTS && fit.tiers[s / PARTS] == TierName::Vram;
+    let slots = Slots::new(n, (0..n * PARTS + pieces).map(resident).collect(), fit.stream.ring);
+    let habit = Habit { tiled: fit.stream.mlp_chunk > 0, split: fit.stream.split, micro: job.micro as usize };
+    (slots, habit, pieces)
 }
 
 /// Loads of one step. Independent of the number of micro-batches: they all run inside one visit.
@@ -57,10 +38,10 @@ pub fn loads(m: &Model, job: &Job, fit: &Fit) -> Loads {
     let bytes = |s: usize| if s < n * PARTS { m.blocks[s / PARTS].parts[s % PARTS] } else { piece };
     let tier = |s: usize| if s < n * PARTS { Some(fit.tiers[s / PARTS]) } else { fit.stream.head };
     let found = steady(&slots, habit, n, job.lowest, pieces);
-    let sweep = |segments: &[usize]| Sweep {
-        disk: segments.iter().filter(|s| tier(**s) == Some(TierName::Disk)).map(|s| bytes(*s)).sum(),
+    let sweep = |segments: &[usize]| PerStep {
+        disk_read: segments.iter().filter(|s| tier(**s) == Some(TierName::Disk)).map(|s| bytes(*s)).sum(),
         h2d: segments.iter().map(|s| bytes(*s)).sum(),
-        d2h: Bytes::ZERO,
+        ..PerStep::default()
     };
     let [forward, head, backward] = found.each_ref().map(|s| sweep(s));
     let mut loads = Loads { forward, head, backward, count: found.iter().map(Vec::len).sum() };
@@ -84,9 +65,9 @@ impl Loads {
     }
 }
 
-fn sum(sweeps: &[Sweep]) -> PerStep {
+fn sum(sweeps: &[PerStep]) -> PerStep {
     PerStep {
-        disk_read: sweeps.iter().map(|s| s.disk).sum(),
+        disk_read: sweeps.iter().map(|s| s.disk_read).sum(),
         h2d: sweeps.iter().map(|s| s.h2d).sum(),
         d2h: sweeps.iter().map(|s| s.d2h).sum(),
         written: Bytes::ZERO,

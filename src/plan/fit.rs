@@ -275,6 +275,12 @@ impl<'a> Room<'a> {
         weights <= self.weights.bytes && memory::total(&s.host) <= self.host
     }
 
+    /// Host ring for as many blocks ahead as the config asks.
+    fn wished_ring(&self, on_disk: usize) -> Bytes {
+        let blocks = (self.config.stream.prefetch_ahead + 1).min(on_disk.max(1));
+        (self.m.host_buffer() * blocks as u64).min(RING_MOST)
+    }
+
     /// `slots` whole blocks in the ring; 0: one part of each kind.
     fn split(&self, resident: usize, slots: usize, ram: usize) -> Split {
         let n = self.m.blocks.len();
@@ -298,17 +304,15 @@ impl<'a> Room<'a> {
             ram_tier += self.m.head_stored();
         }
         let on_disk = tiers.iter().filter(|t| **t == TierName::Disk).count();
-        let wished = self.m.host_buffer() * (self.config.stream.prefetch_ahead + 1).min(on_disk.max(1)) as u64;
         let left = self.weights.bytes.saturating_sub(ram_tier);
-        let ring_for = |wished: Bytes| wished.min(RING_MOST).min(left.max(RING_WISHED.min(wished)));
-        let host_ring = match (on_disk, self.config.stream.tier.as_str()) {
-            (0, _) if !head_on_disk && resident == 0 => Bytes::ZERO,
-            // Blocks that stay on the device come through it once.
-            (0, _) if !head_on_disk => RING_ONCE.min(left.max(RING_LEAST)),
-            // Nothing else wants the memory: what there is, down to the least.
-            _ if ram == 0 => wished.min(RING_MOST).min(left.max(RING_LEAST)),
-            _ => ring_for(wished),
+        // Where no block waits in host memory nothing else wants it: down to the least.
+        let (wished, least) = match (on_disk > 0 || head_on_disk, ram) {
+            (false, _) if resident == 0 => (Bytes::ZERO, Bytes::ZERO),
+            (false, _) => (RING_ONCE, RING_LEAST),
+            (true, 0) => (self.wished_ring(on_disk), RING_LEAST),
+            (true, _) => (self.wished_ring(on_disk), RING_WISHED),
         };
+        let host_ring = wished.min(left.max(least));
         let (mut device, mut host) = (self.device_fixed.clone(), self.host_fixed.clone());
         let put = |terms: &mut Terms, name: &str, bytes: Bytes| {
             if bytes > Bytes::ZERO {

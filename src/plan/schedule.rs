@@ -39,13 +39,11 @@ pub struct Visit(pub Vec<Op>);
 /// How visits use the parts of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Habit {
-    /// More than one micro-batch runs inside a visit: parts stay from the first to the last.
-    pub several: bool,
     /// The feed-forward runs by token chunks: its three parts are taken together.
     pub tiled: bool,
     /// A block doesn't fit its slots: every use takes and gives back, for each micro-batch.
     pub split: bool,
-    /// Micro-batches in a visit.
+    /// Micro-batches in a visit: with more than one, parts stay from the first to the last.
     pub micro: usize,
 }
 
@@ -59,7 +57,7 @@ impl Habit {
             for _ in 0..self.micro.max(1) {
                 ops.extend([a, g, u, d].into_iter().flat_map(|s| [Op::Take(s), Op::Done(s)]));
             }
-        } else if self.several {
+        } else if self.micro > 1 {
             ops.extend([a, g, u, d].map(Op::Take));
             ops.extend([a, g, u, d].map(Op::Done));
         } else if self.tiled {
@@ -122,6 +120,14 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// Slots for `n_blocks` blocks and, after their segments, pieces of the head. Two classes: attention parts; parts of
+    /// the feed-forward and pieces of the head.
+    #[must_use]
+    pub fn new(n_blocks: usize, fixed: Vec<bool>, ring: [usize; 2]) -> Slots {
+        let class = |s: usize| usize::from(s >= n_blocks * PARTS || !s.is_multiple_of(PARTS));
+        Slots { class_of: (0..fixed.len()).map(class).collect(), fixed, ring: ring.to_vec() }
+    }
+
     /// Class of each slot: first those of fixed segments in order, then the rings.
     #[must_use]
     pub fn classes(&self) -> Vec<usize> {
@@ -325,12 +331,8 @@ mod tests {
 
     /// `ring` whole blocks and `more` attention slots for `n` blocks, `fixed` of them resident; the head in `pieces`.
     fn slots(n: usize, ring: usize, more: usize, fixed: &[usize], pieces: usize) -> Slots {
-        let part_class = |s: usize| usize::from(s >= n * PARTS || !s.is_multiple_of(PARTS));
-        Slots {
-            class_of: (0..n * PARTS + pieces).map(part_class).collect(),
-            fixed: (0..n * PARTS + pieces).map(|s| s < n * PARTS && fixed.contains(&(s / PARTS))).collect(),
-            ring: vec![ring + more, ring * (PARTS - 1)],
-        }
+        let resident = |s: usize| s < n * PARTS && fixed.contains(&(s / PARTS));
+        Slots::new(n, (0..n * PARTS + pieces).map(resident).collect(), [ring + more, ring * (PARTS - 1)])
     }
 
     fn blocks(loads: &[Vec<usize>; 3]) -> f64 {
@@ -398,7 +400,7 @@ mod tests {
         ) {
             let fixed: Vec<usize> = (0..resident.min(n)).map(|i| i * n / resident.min(n)).collect();
             let slots = slots(n, ring, more, &fixed, pieces);
-            let habit = Habit { several, tiled, split, micro: 1 + usize::from(several) };
+            let habit = Habit { tiled, split, micro: 1 + usize::from(several) };
             let step = habit.step(n, lowest.min(n - 1), pieces);
             let mut schedule = Schedule::new(&slots);
             let mut held: Vec<Option<usize>> = vec![None; slots.classes().len()];

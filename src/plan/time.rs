@@ -4,9 +4,9 @@
 //! that overlap inside a sweep. The low end is that bound at the machine's rates; the high end lets each queue run
 //! slower by its margin and adds a launch cost per visit.
 
-use super::cost::{self, Loads};
+use super::cost::Loads;
 use super::shape::{Job, Model};
-use super::types::SecondsRange;
+use super::types::{PerStep, SecondsRange};
 use crate::device::Machine;
 use crate::units::Bytes;
 
@@ -40,21 +40,21 @@ pub fn forecast(m: &Model, job: &Job, machine: &Machine, loads: &Loads) -> Secon
         if amount == 0.0 { 0.0 } else { amount / per_second.max(1.0) }
     };
     let compute = work(m, job);
-    let sweep = |moved: &[&cost::Sweep], work: f64| Sweep {
-        disk: rate(moved.iter().map(|s| s.disk.0 as f64).sum(), machine.disk.read),
-        link: rate(moved.iter().map(|s| s.h2d.0 as f64).sum(), link),
+    let sweep = |moved: &PerStep, work: f64| Sweep {
+        disk: rate(moved.disk_read.0 as f64, machine.disk.read),
+        link: rate(moved.h2d.0 as f64, link),
         compute: rate(work, flops),
     };
-    let mut sweeps = vec![sweep(&[&loads.forward], compute.forward)];
+    let mut sweeps = vec![sweep(&loads.forward, compute.forward)];
     let mut turn = 0.0;
     if loads.head.h2d > Bytes::ZERO {
         // The pieces of a streamed head pass through few slots: hardly a copy hides behind the product before it.
-        let head = sweep(&[&loads.head], compute.head);
+        let head = sweep(&loads.head, compute.head);
         turn = head.compute;
-        sweeps.push(sweep(&[&loads.head], 0.0));
-        sweeps.push(sweep(&[&loads.backward], compute.backward));
+        sweeps.push(sweep(&loads.head, 0.0));
+        sweeps.push(sweep(&loads.backward, compute.backward));
     } else {
-        sweeps.push(sweep(&[&loads.backward], compute.backward + compute.head));
+        sweeps.push(sweep(&loads.backward, compute.backward + compute.head));
     }
     let low = sweeps.iter().map(|s| s.bound(1.0, 1.0, 1.0)).sum::<f64>() + turn;
     let visits = (2 * m.blocks.len() - job.lowest) as f64;

@@ -14,7 +14,7 @@ mod replay;
 mod runs;
 mod scrub;
 mod sections;
-mod stats;
+pub(crate) mod stats;
 mod summary;
 mod told;
 mod trace;

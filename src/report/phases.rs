@@ -61,7 +61,7 @@ pub(super) fn table(t: &TraceReport) -> Vec<[String; 8]> {
             secs(p.copy_s),
         ]
     };
-    let mut rows: Vec<_> = t.phases.iter().map(|p| row(name(p.phase), p)).collect();
+    let mut rows: Vec<_> = t.phases.iter().map(|p| row(p.phase.word(), p)).collect();
     if t.phases.len() > 1 {
         let all = t.phases.iter().fold(PhaseTimes::default(), |sum, p| PhaseTimes {
             phase: sum.phase,
@@ -76,16 +76,6 @@ pub(super) fn table(t: &TraceReport) -> Vec<[String; 8]> {
         rows.push(row("all", &all));
     }
     rows
-}
-
-fn name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Forward => "forward",
-        Phase::Head => "head, loss",
-        Phase::Backward => "backward",
-        Phase::Update => "update",
-        Phase::Eval => "held-out",
-    }
 }
 
 const STYLE: &str = "<style>\
@@ -144,7 +134,7 @@ pub(super) fn strip(t: &TraceReport) -> String {
                 "<path class=\"bs-g\" d=\"M{x:.1} {FLOOR}v16\"/><text class=\"bs-t\" x=\"{:.1}\" y=\"{}\">{}</text>",
                 x + 4.0,
                 FLOOR + 15.0,
-                name(phase)
+                phase.word()
             );
         }
         last = Some(phase);

@@ -3,14 +3,14 @@
 use super::types::Spread;
 
 /// The finite values, sorted.
-pub(super) fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+pub(crate) fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let mut out: Vec<f64> = values.into_iter().filter(|x| x.is_finite()).collect();
     out.sort_by(f64::total_cmp);
     out
 }
 
 /// Median of sorted values: the middle one, or the mean of the middle two.
-pub(super) fn median(sorted: &[f64]) -> Option<f64> {
+pub(crate) fn median(sorted: &[f64]) -> Option<f64> {
     let n = sorted.len();
     let upper = *sorted.get(n / 2)?;
     // Halves first: the sum of two huge values would not be finite.
@@ -18,7 +18,7 @@ pub(super) fn median(sorted: &[f64]) -> Option<f64> {
 }
 
 /// The value that `share` (0..1) of the sorted values don't exceed, by nearest rank.
-pub(super) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
+pub(crate) fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
 }

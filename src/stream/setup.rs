@@ -1,5 +1,6 @@
 //! From a placement to slots, host memory and a lane: everything the streamer works with, made once.
 
+use super::boundaries::Boundaries;
 use super::cpu::CpuLane;
 use super::lane::Lane;
 use super::ring::{Ring, chunk_limit};
@@ -13,6 +14,7 @@ use crate::store::layout::SlotKind;
 use crate::store::{HostMemory, Reader, SegmentLayout};
 use std::collections::VecDeque;
 use std::time::Duration;
+use tch::Device;
 
 /// How to stream a checkpoint: the plan's placement, and where to.
 #[derive(Clone, Debug)]
@@ -67,6 +69,34 @@ impl StreamSetup {
             #[cfg(feature = "cuda")]
             gpu: None,
         }
+    }
+}
+
+impl StreamSetup {
+    /// The same on `device`.
+    ///
+    /// # Errors
+    /// The GPU can't be opened.
+    #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables, reason = "no GPU"))]
+    pub fn on(self, device: Device) -> Result<StreamSetup> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(i) = device {
+            let gpu = std::sync::Arc::new(crate::device::cuda::Gpu::open(i)?);
+            return Ok(StreamSetup { gpu: Some(gpu), ..self });
+        }
+        Ok(self)
+    }
+
+    /// Host memory for the inputs of `blocks` blocks, `micro` each of at most `bytes`.
+    ///
+    /// # Errors
+    /// No memory, or it can't be pinned.
+    pub fn offload(&self, blocks: usize, micro: usize, bytes: u64) -> Result<Boundaries> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            return Boundaries::offloaded_from(gpu.clone(), blocks, micro, bytes);
+        }
+        Boundaries::offloaded(blocks, micro, bytes)
     }
 }
 
@@ -133,10 +163,7 @@ impl StreamSetup {
         let n = checkpoint.blocks.len();
         assert_eq!(self.tiers.len(), n, "one tier per block");
         let (layouts, tiers) = self.segments(checkpoint);
-        let class_of: Vec<usize> =
-            (0..layouts.len()).map(|s| usize::from(s >= n * Part::ALL.len() || s % Part::ALL.len() > 0)).collect();
-        let fixed: Vec<bool> = tiers.iter().map(|t| *t == TierName::Vram).collect();
-        let slots = Slots { class_of, fixed, ring: self.ring.to_vec() };
+        let slots = Slots::new(n, tiers.iter().map(|t| *t == TierName::Vram).collect(), self.ring);
         self.check(&slots)?;
         let class_len = |class: usize| {
             layouts

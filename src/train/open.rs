@@ -17,7 +17,7 @@ use crate::event::{EVENT_SCHEMA, EventKind, Level, RunStarted, Stage, StreamStat
 use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
 use crate::plan::{ModePlan, lowest_trainable};
 use crate::store::Reader;
-use crate::stream::{Boundaries, StreamSetup, Streamer};
+use crate::stream::{StreamSetup, Streamer};
 use std::sync::Arc;
 use std::time::Duration;
 use tch::{Device, Tensor};
@@ -81,16 +81,7 @@ impl<'a> Run<'a> {
             notice(&sink, Level::Info, text.clone());
         }
 
-        #[cfg(feature = "cuda")]
-        let cuda = match device {
-            Device::Cuda(i) => Some(Arc::new(crate::device::cuda::Gpu::open(i)?)),
-            _ => None,
-        };
-        let setup = StreamSetup {
-            #[cfg(feature = "cuda")]
-            gpu: cuda.clone(),
-            ..StreamSetup::of(plan, &config.stream)
-        };
+        let setup = StreamSetup::of(plan, &config.stream).on(device)?;
         let mut stage = Stages { sink: sink.as_ref(), last: 0 };
         let streamer =
             Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
@@ -103,7 +94,7 @@ impl<'a> Run<'a> {
             stage.bytes("loading head and embedding", d, t);
         })?;
         #[cfg(feature = "cuda")]
-        let residents = match &cuda {
+        let residents = match &setup.gpu {
             Some(gpu) => residents.with_gpu(gpu.clone()),
             None => residents,
         };
@@ -125,15 +116,7 @@ impl<'a> Run<'a> {
                 (t.gradient_accumulation_steps, t.per_device_train_batch_size * config.data.max_length);
             let bytes = (tokens * checkpoint.arch.hidden * kind.elt_size_in_bytes()) as u64;
             let blocks = checkpoint.blocks.len() - walk.adapter.layout.lowest;
-            walk.boundaries = {
-                #[cfg(feature = "cuda")]
-                match &cuda {
-                    Some(gpu) => Boundaries::offloaded_from(gpu.clone(), blocks, micro, bytes)?,
-                    None => Boundaries::offloaded(blocks, micro, bytes)?,
-                }
-                #[cfg(not(feature = "cuda"))]
-                Boundaries::offloaded(blocks, micro, bytes)?
-            };
+            walk.boundaries = setup.offload(blocks, micro, bytes)?;
         }
         if device.is_cuda() && !walk.kernels.is_fused() {
             notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));

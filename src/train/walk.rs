@@ -9,7 +9,7 @@ use crate::data::collate::Batch;
 use crate::error::Result;
 use crate::event::Phase;
 use crate::model::rope::{RopeCache, RopeTable};
-use crate::model::visit::{Streamed, head_pieces};
+use crate::model::visit::{Streamed, logits};
 use crate::model::{Adapter, BlockContext, Kernels, Residents, block_backward, block_forward};
 use crate::plan::schedule::{Habit, Visit as Program};
 use crate::stream::{Boundaries, Streamer};
@@ -136,7 +136,7 @@ impl BlockWalk {
 
     /// How visits use parts with `micro` micro-batches in each.
     fn habit(&self, micro: usize) -> Habit {
-        Habit { several: micro > 1, tiled: self.mlp_chunk > 0, split: self.streamer.is_split(), micro }
+        Habit { tiled: self.mlp_chunk > 0, split: self.streamer.is_split(), micro }
     }
 
     /// Tells the streamer this step, and the next one if it follows.
@@ -296,16 +296,8 @@ impl BlockWalk {
         let (rows, s, hidden) = x.size3()?;
         let x = x.view([rows * s, hidden]);
         let normed = self.kernels.rms_norm(&x, &self.residents.norm, self.arch.norm_eps)?.view([rows, s, hidden]);
-        let mut logits = Vec::new();
-        let mut part = |rows: &Tensor, _| {
-            logits.push(normed.f_matmul(&rows.tr())?.to_kind(Kind::Float));
-            Ok(())
-        };
-        match &self.residents.head {
-            Some(head) => part(head, 0)?,
-            None => head_pieces(&mut self.streamer, self.arch.n_layers, self.kind, &mut part)?,
-        }
-        Ok(Tensor::f_cat(&logits, -1)?)
+        let (head, n) = (self.residents.head.as_ref(), self.arch.n_layers);
+        logits(&normed, head, &mut self.streamer, n, self.kind)
     }
 }
 

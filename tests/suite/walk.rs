@@ -7,7 +7,7 @@ use blockstream_tui::event::TierName;
 use blockstream_tui::model::dropout::{mix, uniform};
 use blockstream_tui::model::{Adapter, AdapterLayout, Residents, compute_kind};
 use blockstream_tui::store::Reader;
-use blockstream_tui::stream::{Boundaries, StreamSetup, Streamer};
+use blockstream_tui::stream::{StreamSetup, Streamer};
 use blockstream_tui::train::BlockWalk;
 use std::path::Path;
 use std::time::Duration;
@@ -71,11 +71,6 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     let resident = how.resident.min(n);
     let is_resident = |b: usize| (b * resident) / n != ((b + 1) * resident) / n;
     let tiers: Vec<TierName> = (0..n).map(|b| if is_resident(b) { TierName::Vram } else { how.tier }).collect();
-    #[cfg(feature = "cuda")]
-    let gpu = match how.device {
-        Device::Cuda(i) => Some(std::sync::Arc::new(blockstream_tui::device::cuda::Gpu::open(i).unwrap())),
-        _ => None,
-    };
     let ring = match (how.split, how.ring) {
         (true, _) => [1, 1],
         (_, 0) if how.head.is_some() => [0, 2],
@@ -86,10 +81,9 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
         split: how.split,
         head: how.head,
         copy_delay: Duration::from_millis(how.copy_delay_ms),
-        #[cfg(feature = "cuda")]
-        gpu: gpu.clone(),
         ..StreamSetup::cpu(tiers, how.ring, how.ahead)
     };
+    let setup = setup.on(how.device).unwrap();
     let reader = Reader::open(checkpoint, Duration::from_millis(how.read_delay_ms)).unwrap();
     let streamer = Streamer::new(checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
     let kind = compute_kind(checkpoint, how.device);
@@ -103,15 +97,7 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     if how.offload {
         // Room for four micro-batches of 4 rows of up to 40 tokens.
         let (micro, bytes) = (8, (4 * 40 * checkpoint.arch.hidden * 4) as u64);
-        walk.boundaries = {
-            #[cfg(feature = "cuda")]
-            match &gpu {
-                Some(gpu) => Boundaries::offloaded_from(gpu.clone(), n, micro, bytes).unwrap(),
-                None => Boundaries::offloaded(n, micro, bytes).unwrap(),
-            }
-            #[cfg(not(feature = "cuda"))]
-            Boundaries::offloaded(n, micro, bytes).unwrap()
-        };
+        walk.boundaries = setup.offload(n, micro, bytes).unwrap();
     }
     walk
 }

@@ -1,6 +1,6 @@
 //! The insides of the run screen's panes: step, memory, log.
 
-use crate::event::{Level, Phase, RunStatus};
+use crate::event::{Level, RunStatus};
 use crate::plan::VramPlan;
 use crate::ui::app::App;
 use crate::ui::run::{RunView, Source, about, status_word};
@@ -13,16 +13,6 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Forward => "forward",
-        Phase::Head => "head, loss",
-        Phase::Backward => "backward",
-        Phase::Update => "update",
-        Phase::Eval => "held-out",
-    }
-}
-
 /// The step in progress, the run's progress, speed and forecast.
 pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> {
     let theme = app.theme;
@@ -55,7 +45,7 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
         (None, Some(p), None) => {
             let r = ratio_of(p.visit as f64 + 1.0, p.visits as f64);
             let block = if width >= 44 { "block " } else { "" };
-            let text = format!(" {} {block}{:<3} {:>3}/{}", phase_word(p.phase), p.block, p.visit + 1, p.visits);
+            let text = format!(" {} {block}{:<3} {:>3}/{}", p.phase.word(), p.block, p.visit + 1, p.visits);
             let room = width.saturating_sub(text.len());
             let mut line = bar(room.min(40), r, None, theme.tone(Tone::Accent), theme);
             line.push(Span::raw(text));
