@@ -185,6 +185,7 @@ fn describe(
         d2h: h2d,
         flops,
         integrated,
+        ..Gpu::default()
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Machine {
 }
 
 /// A GPU.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
     /// Marketing name.
@@ -51,6 +51,26 @@ pub struct Gpu {
     /// Shares memory with the host.
     #[serde(default)]
     pub integrated: bool,
+    /// Slowest and fastest host-to-device rate seen in the calibration, bytes per second.
+    #[serde(default)]
+    pub h2d_spread: Option<[f64; 2]>,
+    /// Rates of kernels; `None` = not calibrated: everything is derived from `flops`.
+    #[serde(default)]
+    pub kernels: Option<Kernels>,
+}
+
+/// Rates of a GPU's kernels, from `bench gemm`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernels {
+    /// Elementwise kernels in large bf16 tensors: bytes read and written per second.
+    pub memory: f64,
+    /// Flash attention forward, causal, FLOP/s.
+    pub attention: f64,
+    /// Flash attention backward, causal, FLOP/s.
+    pub attention_backward: f64,
+    /// Seconds of host time to launch one kernel.
+    pub launch: f64,
 }
 
 /// Host memory.
@@ -69,7 +89,7 @@ pub struct Ram {
 }
 
 /// A drive.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
     /// `nvme`, `ssd`, `hdd`, `unknown`.
@@ -83,4 +103,22 @@ pub struct Disk {
     /// Rated endurance in bytes written; `None` = unknown.
     #[serde(default)]
     pub tbw: Option<Bytes>,
+    /// 10th and 90th percentile of the read rate in the calibration, bytes per second; `None` = not measured here.
+    #[serde(default)]
+    pub read_spread: Option<[f64; 2]>,
+    /// Bytes that the drive takes at full speed before its fast cache is full; `None` = unknown.
+    #[serde(default)]
+    pub slc: Option<Bytes>,
+    /// Write rate once that cache is full, bytes per second.
+    #[serde(default)]
+    pub write_after_slc: Option<f64>,
+    /// Bytes written in the drive's life so far, by SMART; `None` = not readable.
+    #[serde(default)]
+    pub written: Option<Bytes>,
+    /// Share of its rated life used, 0 to 1 (above 1 past it), by SMART.
+    #[serde(default)]
+    pub life_used: Option<f64>,
+    /// File systems on it do direct reads; `None` = not tried.
+    #[serde(default)]
+    pub direct: Option<bool>,
 }

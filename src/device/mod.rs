@@ -18,7 +18,7 @@ pub mod profile;
 #[cfg(feature = "torch")]
 pub mod shim;
 
-pub use machine::{Disk, Gpu, Machine, Ram};
+pub use machine::{Disk, Gpu, Kernels, Machine, Ram};
 
 use crate::config::RunConfig;
 use crate::error::Result;

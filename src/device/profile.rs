@@ -10,7 +10,7 @@ use toml::{Table, Value};
 const BYTE_KEYS: [(&str, &[&str]); 3] = [
     ("gpu", &["vram_total", "vram_free", "overhead"]),
     ("ram", &["total", "available", "pinnable"]),
-    ("disk", &["free", "tbw"]),
+    ("disk", &["free", "tbw", "slc", "written"]),
 ];
 
 /// The profiles this program ships, by name: `--profile h200` works from any folder.

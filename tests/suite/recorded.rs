@@ -50,7 +50,7 @@ pub fn machine() -> Machine {
             h2d: 12e9,
             d2h: 12e9,
             flops: 1e13,
-            integrated: false,
+            ..Gpu::default()
         }),
         ram: Ram {
             total: Bytes(16 * GB),
@@ -58,7 +58,7 @@ pub fn machine() -> Machine {
             pinnable: Bytes(8 * GB),
             limited_by: "host".into(),
         },
-        disk: Disk { kind: "nvme".into(), read: 3e9, write: 1e9, free: Bytes(GB), tbw: None },
+        disk: Disk { kind: "nvme".into(), read: 3e9, write: 1e9, free: Bytes(GB), ..Disk::default() },
         cpu_flops: 1e11,
     }
 }

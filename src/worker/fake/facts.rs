@@ -30,7 +30,7 @@ pub fn machine() -> Machine {
             h2d: 12.5e9,
             d2h: 12.0e9,
             flops: 4.2e13,
-            integrated: false,
+            ..Gpu::default()
         }),
         ram: Ram {
             total: Bytes(16 * GB),
@@ -44,6 +44,7 @@ pub fn machine() -> Machine {
             write: 2.1e9,
             free: Bytes(312 * GB),
             tbw: Some(Bytes(300_000 * GB)),
+            ..Disk::default()
         },
         cpu_flops: 2.0e11,
     }
