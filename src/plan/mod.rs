@@ -6,17 +6,21 @@ mod explain;
 mod fit;
 mod full;
 mod memory;
+mod moments;
+mod peer;
 mod placement;
 pub mod schedule;
 mod shape;
-#[cfg(test)]
-mod testing;
+mod simulate;
+pub mod testing;
 mod time;
 pub mod types;
 mod verdict;
 mod wear;
+pub mod work;
 
 pub use explain::explain;
+pub use peer::soup_vram;
 pub use shape::lowest_trainable;
 pub use types::*;
 
@@ -103,6 +107,6 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
         "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",
         job.micro, job.rows, job.length, m.compute
     ));
-    notes.push(time::margins());
+    notes.push(time::margins(machine));
     notes
 }

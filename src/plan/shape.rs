@@ -24,8 +24,12 @@ pub struct BlockShape {
     pub parts: [Bytes; PARTS],
     /// Device slots of an attention part, and of the largest part of the feed-forward.
     pub slots: [Bytes; 2],
+    /// Tensors of each part: copies of a load.
+    pub tensors: [u64; PARTS],
     /// Elements of its weight matrices: what GEMMs multiply by.
     pub gemm: u64,
+    /// The same of each part, as far as a token meets them.
+    pub gemm_parts: [u64; PARTS],
 }
 
 /// The checkpoint as the planner sees it.
@@ -49,6 +53,8 @@ pub struct Model {
     pub kv: u64,
     /// Query heads.
     pub heads: u64,
+    /// Queries and keys are normed.
+    pub qk_norm: bool,
     /// Vocabulary rows.
     pub vocab: u64,
     /// Embedding as stored.
@@ -105,6 +111,10 @@ impl Model {
                         [slot(Part::Attention), Part::ALL[1..].iter().map(|p| slot(*p)).max().unwrap_or(Bytes::ZERO)]
                     },
                     gemm: tensors().filter(|t| t.shape.len() == 2).map(crate::checkpoint::TensorInfo::elements).sum(),
+                    tensors: Part::ALL.map(|p| of(p).count() as u64),
+                    gemm_parts: Part::ALL.map(|p| {
+                        of(p).filter(|t| t.shape.len() == 2).map(crate::checkpoint::TensorInfo::elements).sum()
+                    }),
                 }
             })
             .collect();
@@ -125,6 +135,7 @@ impl Model {
             q: (a.n_heads * a.head_dim) as u64,
             kv: (a.n_kv_heads * a.head_dim) as u64,
             heads: a.n_heads as u64,
+            qk_norm: c.block_tensor(0, Role::QNorm).is_some(),
             vocab: a.vocab as u64,
             embed: Bytes(c.tensors[c.embed].bytes),
             head,
@@ -292,17 +303,24 @@ impl Job {
     pub fn tokens(&self) -> u64 {
         self.micro_tokens().saturating_mul(self.micro)
     }
-    /// Bytes per token of dropped-out adapter inputs: the widest one and its mask.
-    pub fn targets_dropped(&self, m: &Model) -> u64 {
-        if !self.dropout {
-            return 0;
-        }
-        // The mask is hashed in 64-bit integers, three of them at a time, where no kernel is fused.
-        self.targets.iter().map(|t| m.projection(t).1 * (m.elem + 24)).max().unwrap_or(0)
-    }
     /// Adapter parameters of one block.
     pub fn adapter_params(&self, m: &Model) -> u64 {
         self.targets.iter().map(|t| m.projection(t)).map(|(out, inp)| self.r.saturating_mul(out + inp)).sum()
+    }
+    /// The same in the flat buffer of `model/lora.rs`, where the A's of one input and every B start on 64 elements.
+    pub fn adapter_elements(&self, m: &Model) -> u64 {
+        let groups = [&["q_proj", "k_proj", "v_proj"][..], &["o_proj"], &["gate_proj", "up_proj"], &["down_proj"]];
+        let round = |elements: u64| elements.min(1 << 56).next_multiple_of(64);
+        let of = |names: &[&str]| {
+            let in_group = self.targets.iter().filter(|t| names.contains(&t.as_str())).map(|t| m.projection(t));
+            let (mut a, mut b) = (0u64, 0u64);
+            for (out, inp) in in_group {
+                a = a.saturating_add(self.r.saturating_mul(inp));
+                b = b.saturating_add(round(self.r.saturating_mul(out)));
+            }
+            round(a).saturating_add(b)
+        };
+        groups.into_iter().fold(0, |sum, g| sum.saturating_add(of(g)))
     }
 }
 

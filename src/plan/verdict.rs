@@ -38,7 +38,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     problems.extend(fit.problems.iter().cloned());
     let verdict = verdict_of(&fit, &problems);
     let walk = loads(x.model, x.job, &fit);
-    let seconds = time::forecast(x.model, x.job, x.machine, &walk);
+    let seconds = time::forecast(x.model, x.job, x.machine, &fit);
     let infeasible = verdict == Verdict::Infeasible;
     let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit, &walk) };
     reasons.extend(fit.notes.iter().cloned());
@@ -289,13 +289,12 @@ fn candidate(x: &Inputs<'_>, format: &str, per_weight: f64) -> Candidate {
             x.machine.disk.free
         ));
     }
-    let walk = loads(&m, x.job, &fit);
     let later = "not trainable in this version yet";
     Candidate {
         format: format.into(),
         verdict: verdict_of(&fit, &problems),
         bytes,
-        seconds_per_step: time::forecast(&m, x.job, x.machine, &walk).low,
+        seconds_per_step: time::forecast(&m, x.job, x.machine, &fit).low,
         note: match problems.first() {
             Some(p) => format!("{p}; {later}"),
             None => format!("{later}; packing would write {} once", m.block_bytes()),
