@@ -1,7 +1,7 @@
 //! The verdict on LoRA: tiers, bytes, seconds, reasons, the nearest change that helps, and other formats.
 
 use super::cost::{Loads, loads};
-use super::fit::{Fit, fit};
+use super::fit::{Fit, fit, fit_like};
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::types::{BlockPlace, Candidate, ModePlan, TierBytes, Verdict, Wear};
@@ -43,6 +43,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit, &walk) };
     reasons.extend(fit.notes.iter().cloned());
     let resident = fit.tiers.iter().filter(|t| **t == TierName::Vram).count();
+    let candidates = [("fp8", FP8), ("nf4", NF4)].map(|(name, per)| candidate(x, &fit, name, per)).to_vec();
     ModePlan {
         verdict,
         reasons,
@@ -59,7 +60,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         vram: fit.vram,
         host: fit.host,
         wear: Wear::default(),
-        candidates: [("fp8", FP8), ("nf4", NF4)].map(|(name, per)| candidate(x, name, per)).to_vec(),
+        candidates,
         command: if infeasible { String::new() } else { command::command(x.config, &x.checkpoint.name, "lora") },
     }
 }
@@ -277,10 +278,10 @@ fn improvement(x: &Inputs<'_>, fit: &Fit) -> Option<String> {
 }
 
 /// The same plan with the blocks packed in another format.
-fn candidate(x: &Inputs<'_>, format: &str, per_weight: f64) -> Candidate {
+fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Candidate {
     let m = x.model.packed(per_weight);
     let bytes = m.block_bytes() + m.embed + m.head + m.final_norm;
-    let fit = fit(&m, x.job, x.machine, x.config);
+    let fit = fit_like(like, &m, x.job, x.machine, x.config);
     let mut problems = fit.problems.clone();
     if m.block_bytes() > x.machine.disk.free {
         problems.push(format!(
