@@ -39,7 +39,7 @@ const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
 }
 
 /// Every key there is. A test compares this with what `RunConfig` serialises to.
-pub(super) const KEYS: [Key; 52] = [
+pub(super) const KEYS: [Key; 54] = [
     key("", "machine", Kind::Text),
     key("", "results", Kind::Text),
     key("model", "path", Kind::Text),
@@ -92,6 +92,8 @@ pub(super) const KEYS: [Key; 52] = [
     key("stream", "allow_pageable", Kind::Flag),
     key("wear", "min_steps", Kind::Whole),
     key("wear", "tbw", Kind::Number),
+    key("wear", "monthly_budget", Kind::Size),
+    key("wear", "override", Kind::Flag),
 ];
 
 /// Names other trainers use, and the key they mean here. Accepted anywhere, and said.

@@ -264,10 +264,15 @@ pub struct WearSection {
     pub min_steps: u64,
     /// Rated endurance of the drive in TB written; 0 = unknown, or the profile's.
     pub tbw: f64,
+    /// Most that all runs of a calendar month may write, bytes or `"2 TB"`; 0 = no budget.
+    pub monthly_budget: ByteSize,
+    /// Go past `min_steps` and `monthly_budget` all the same; plan and report say so.
+    #[serde(rename = "override")]
+    pub overridden: bool,
 }
 
 impl Default for WearSection {
     fn default() -> Self {
-        WearSection { min_steps: 5000, tbw: 0.0 }
+        WearSection { min_steps: 5000, tbw: 0.0, monthly_budget: ByteSize(0), overridden: false }
     }
 }
