@@ -39,7 +39,7 @@ const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
 }
 
 /// Every key there is. A test compares this with what `RunConfig` serialises to.
-pub(super) const KEYS: [Key; 54] = [
+pub(super) const KEYS: [Key; 55] = [
     key("", "machine", Kind::Text),
     key("", "results", Kind::Text),
     key("model", "path", Kind::Text),
@@ -90,6 +90,7 @@ pub(super) const KEYS: [Key; 54] = [
     key("stream", "head", Kind::Text),
     key("stream", "activation_offload", Kind::Text),
     key("stream", "allow_pageable", Kind::Flag),
+    key("stream", "allow_hdd", Kind::Flag),
     key("wear", "min_steps", Kind::Whole),
     key("wear", "tbw", Kind::Number),
     key("wear", "monthly_budget", Kind::Size),

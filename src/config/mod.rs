@@ -214,6 +214,8 @@ pub struct StreamSection {
     pub activation_offload: String,
     /// Go on with pageable host memory when pinning fails.
     pub allow_pageable: bool,
+    /// Stream from a hard disk all the same.
+    pub allow_hdd: bool,
 }
 
 impl Default for StreamSection {
@@ -230,6 +232,7 @@ impl Default for StreamSection {
             head: "auto".into(),
             activation_offload: "auto".into(),
             allow_pageable: false,
+            allow_hdd: false,
         }
     }
 }
