@@ -1,6 +1,7 @@
 //! Checkpoints from the outside: the public cases CK-* and PL-01 over whole model folders.
 
 mod files;
+pub mod headers;
 mod parts;
 
 use crate::support::fixture::{Model, Tensor, put};
