@@ -82,6 +82,9 @@ pub enum Command {
         /// The whole plan as JSON.
         #[arg(long)]
         json: bool,
+        /// Plan for this machine changed: ram=32GB, vram=24GB, disk=2TB (free), tbw=600TB, read=7GB/s, write, link.
+        #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
+        what_if: Vec<String>,
     },
     /// Train without a screen.
     Train(TrainArgs),

@@ -1,10 +1,14 @@
 //! The planner. Pure: (checkpoint inventory, machine, config) → plan. It asks no hardware and no clock.
 
+mod candidates;
+pub mod ceilings;
 mod command;
 mod cost;
 mod explain;
 mod fit;
+mod fixes;
 mod full;
+pub mod ledger;
 mod memory;
 mod placement;
 pub mod schedule;
@@ -15,10 +19,12 @@ mod time;
 pub mod types;
 mod verdict;
 mod wear;
+pub mod whatif;
 
-pub use explain::explain;
+pub use explain::{explain, percent, wear_text};
 pub use shape::lowest_trainable;
 pub use types::*;
+pub use whatif::Edit;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
@@ -46,7 +52,9 @@ pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> R
     let job = Job::of(config, checkpoint)?;
     let model = Model::of(checkpoint, machine.gpu.is_none());
     let x = verdict::Inputs { checkpoint, machine: &machine, config, model: &model, job: &job };
-    let modes = Modes { lora: verdict::lora(&x), full: full::full(&x) };
+    let lora = verdict::lora(&x);
+    let full = full::full(&x, lora.verdict);
+    let modes = Modes { lora, full };
     Ok(PlanReport {
         schema: PLAN_SCHEMA,
         model: shape::clean(&checkpoint.name),
@@ -54,10 +62,28 @@ pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> R
         bytes: checkpoint.total_bytes(),
         n_blocks: checkpoint.blocks.len(),
         parts: parts(&model),
+        what_if: Vec::new(),
         notes: notes(checkpoint, &model, &machine, &job),
+        ceilings: ceilings::ceilings(&x),
+        ledger: None,
         modes,
         machine,
     })
+}
+
+/// The same for `machine` with `edits` made: what if it were another?
+///
+/// # Errors
+/// As [`plan`], or an edit is for a card that isn't there.
+pub fn plan_what_if(
+    checkpoint: &Checkpoint,
+    machine: &Machine,
+    config: &RunConfig,
+    edits: &[Edit],
+) -> Result<PlanReport> {
+    let mut report = plan(checkpoint, &whatif::edited(machine, edits)?, config)?;
+    report.what_if = edits.iter().map(Edit::words).collect();
+    Ok(report)
 }
 
 /// Facts about the checkpoint's parts.

@@ -40,17 +40,28 @@ pub struct Desk {
     opened: Option<(String, Checkpoint)>,
     measured: Option<(Option<PathBuf>, PathBuf, Machine)>,
     run: Option<RunHandle>,
+    /// Runs of a results folder as last listed: a plan at every key press must not read every report.
+    listed: Option<(PathBuf, Vec<RunEntry>)>,
 }
 
 impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk { options, opened: None, measured: None, run: None }
+        Desk { options, opened: None, measured: None, run: None, listed: None }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
         config.results.clone().unwrap_or_else(|| self.options.results.clone())
+    }
+
+    /// The runs of the results folder, read once until a run ends or the list is asked for.
+    fn listed(&mut self, config: &RunConfig) -> &[RunEntry] {
+        let results = self.results(config);
+        if self.listed.as_ref().is_none_or(|(at, _)| *at != results) {
+            self.listed = Some((results.clone(), report::list(&results)));
+        }
+        self.listed.as_ref().map_or(&[], |(_, runs)| runs)
     }
 
     /// Opens the checkpoint, once per path.
@@ -131,9 +142,15 @@ impl Services for Desk {
     }
 
     fn plan(&mut self, config: &RunConfig) -> Result<PlanReport> {
+        self.what_if(config, &[])
+    }
+
+    fn what_if(&mut self, config: &RunConfig, edits: &[plan::Edit]) -> Result<PlanReport> {
         let dir = self.checkpoint(config)?.dir.clone();
         let machine = self.machine(config, &dir)?;
-        plan::plan(self.checkpoint(config)?, &machine, config)
+        let mut report = plan::plan_what_if(self.checkpoint(config)?, &machine, config, edits)?;
+        report::with_ledger(&mut report, config, self.listed(config));
+        Ok(report)
     }
 
     fn start(&mut self, config: &RunConfig) -> Result<()> {
@@ -162,7 +179,7 @@ impl Services for Desk {
     fn poll(&mut self) -> Vec<Event> {
         let events = self.run.as_ref().map(RunHandle::poll).unwrap_or_default();
         if events.iter().any(|e| matches!(e.kind, EventKind::Finished(_))) {
-            self.run = None;
+            (self.run, self.listed) = (None, None);
         }
         events
     }
@@ -178,7 +195,9 @@ impl Services for Desk {
     }
 
     fn runs(&mut self) -> Vec<RunEntry> {
-        report::list(&self.options.results)
+        let runs = report::list(&self.options.results);
+        self.listed = Some((self.options.results.clone(), runs.clone()));
+        runs
     }
 
     fn report(&mut self, run_dir: &Path) -> Result<serde_json::Value> {

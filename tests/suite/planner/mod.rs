@@ -2,8 +2,10 @@
 
 mod cases;
 mod properties;
+mod seed;
 #[path = "../../../src/plan/testing.rs"]
 mod testing;
+mod verdicts;
 
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::units::{Bytes, GIB};
@@ -210,7 +212,7 @@ fn a_checkpoint_that_is_not_here_needs_room_for_its_download() {
     let p = plan(&c, &m, &config(|_| {})).unwrap();
     assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
     assert!(p.modes.lora.reasons[0].contains("download needs 16.06 GB"), "{:?}", p.modes.lora.reasons);
-    assert_eq!(p.modes.lora.nearest_fix.as_deref(), Some("free 6.06 GB on the drive"));
+    assert_eq!(p.modes.lora.nearest_fix.as_deref(), Some("7 GB more free disk would do"));
     c.not_here = false;
     assert_eq!(plan(&c, &m, &config(|_| {})).unwrap().modes.lora.verdict, Verdict::Ram);
 }
