@@ -149,7 +149,7 @@ fn workbench(_: &Cli) -> Result<ExitCode> {
 
 fn show_plan(loaded: &load::Loaded, json: bool) -> Result<ExitCode> {
     let config = &loaded.config;
-    let opened = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
+    let opened = checkpoint::open_model(&config.model.path, config.model.rebuild_index)?;
     let machine = device::machine(config, Some(&opened.dir))?;
     let report = plan::plan(&opened, &machine, config)?;
     loaded.notes.iter().for_each(|n| print::progress(n));
