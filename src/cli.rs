@@ -152,7 +152,7 @@ fn workbench(_: &Cli) -> Result<ExitCode> {
 fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<ExitCode> {
     let config = &loaded.config;
     let edits = what_if.iter().map(|e| plan::Edit::parse(e)).collect::<Result<Vec<_>>>()?;
-    let opened = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
+    let opened = checkpoint::open_model(&config.model.path, config.model.rebuild_index)?;
     let machine = device::machine(config, Some(&opened.dir))?;
     let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;
     let results = config.results.clone().unwrap_or_else(|| PathBuf::from("results"));

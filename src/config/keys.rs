@@ -39,12 +39,13 @@ const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
 }
 
 /// Every key there is. A test compares this with what `RunConfig` serialises to.
-pub(super) const KEYS: [Key; 55] = [
+pub(super) const KEYS: [Key; 56] = [
     key("", "machine", Kind::Text),
     key("", "results", Kind::Text),
     key("model", "path", Kind::Text),
     key("model", "format", Kind::Text),
     key("model", "name", Kind::Text),
+    key("model", "rebuild_index", Kind::Flag),
     key("data", "files", Kind::List),
     key("data", "eval_files", Kind::List),
     key("data", "format", Kind::Text),

@@ -44,6 +44,8 @@ pub struct ModelSection {
     pub format: String,
     /// Public name written to the adapter's `base_model_name_or_path`, where the path is local.
     pub name: Option<String>,
+    /// Write the index of weights anew where it is stale or gone, before opening.
+    pub rebuild_index: bool,
 }
 
 /// `[data]`

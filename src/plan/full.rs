@@ -137,14 +137,23 @@ fn weight(x: &Inputs<'_>) -> u64 {
     }
 }
 
-/// Parameters of the largest block, at most.
-fn largest_block(x: &Inputs<'_>) -> u64 {
-    x.model.blocks.iter().map(|b| b.gemm.max(b.stored.0 / weight(x))).max().unwrap_or(0)
+/// Parameters of a block: its matrices, and norms and biases as stored.
+fn elements(x: &Inputs<'_>, b: &super::shape::BlockShape) -> u64 {
+    b.weights + b.stored.saturating_sub(b.weight_bytes).0 / weight(x)
 }
 
-/// Parameters of the largest part of a block.
+/// Parameters of the largest block.
+fn largest_block(x: &Inputs<'_>) -> u64 {
+    x.model.blocks.iter().map(|b| elements(x, b)).max().unwrap_or(0)
+}
+
+/// Parameters of the largest part of a block: its share of the bytes.
 fn largest_part(x: &Inputs<'_>) -> u64 {
-    x.model.blocks.iter().flat_map(|b| b.parts).map(|p| p.0 / weight(x)).max().unwrap_or(0)
+    let part = |b: &super::shape::BlockShape| {
+        let share = b.parts.iter().map(|p| p.0).max().unwrap_or(0) as f64 / b.stored.0.max(1) as f64;
+        (elements(x, b) as f64 * share).ceil() as u64
+    };
+    x.model.blocks.iter().map(part).max().unwrap_or(0)
 }
 
 /// Device terms with `slots` whole blocks, or with single parts.

@@ -129,6 +129,8 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
         "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",
         job.micro, job.rows, job.length, m.compute
     ));
+    let matches: Vec<String> = job.matches.iter().map(|(target, n)| format!("{target} {n}")).collect();
+    notes.push(format!("blocks with an adapter, by target: {}", matches.join(", ")));
     notes.push(time::margins());
     notes
 }

@@ -63,7 +63,9 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let infeasible = verdict == Verdict::Infeasible;
     let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit, &walk) };
     reasons.extend(fit.notes.iter().cloned());
+    reasons.extend(x.checkpoint.plan_only.iter().map(|why| format!("a plan only: {why}")));
     let (fix, fix_command) = fixes::lora(x, verdict);
+    let fix_command = fix_command.filter(|_| x.checkpoint.plan_only.is_none());
     let resident = fit.tiers.iter().filter(|t| **t == TierName::Vram).count();
     ModePlan {
         verdict,
@@ -84,7 +86,11 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         space: space(x),
         wear: wear(writes(x), &x.machine.disk, x.config),
         candidates: candidates::lora(x),
-        command: if infeasible { String::new() } else { command::command(x.config, &x.checkpoint.name, "lora") },
+        command: if infeasible || x.checkpoint.plan_only.is_some() {
+            String::new()
+        } else {
+            command::command(x.config, &x.checkpoint.name, "lora")
+        },
     }
 }
 
@@ -124,7 +130,8 @@ pub fn blockers(x: &Inputs<'_>) -> Vec<String> {
     let used =
         c.blocks.iter().flat_map(|b| b.tensors.iter().map(|t| t.tensor)).chain([c.embed, c.final_norm]).chain(c.head);
     let odd: Vec<usize> = used.filter(|t| !c.tensors[*t].dtype.is_trainable()).collect();
-    if let Some(first) = odd.first() {
+    // A family that can only be planned is judged by its sizes, packed or not.
+    if let Some(first) = odd.first().filter(|_| c.plan_only.is_none()) {
         let t = &c.tensors[*first];
         problems.push(format!(
             "{} tensors are stored in a type this version can't train on; the first is '{}' ({})",

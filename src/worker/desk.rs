@@ -71,7 +71,7 @@ impl Desk {
             return Err(Error::usage("no model chosen").next("pick one on the Models screen or give --model"));
         }
         if self.opened.as_ref().is_none_or(|(p, _)| p != path) {
-            let checkpoint = checkpoint::open(&checkpoint::resolve(path)?)?;
+            let checkpoint = checkpoint::open_model(path, config.model.rebuild_index)?;
             self.opened = Some((path.clone(), checkpoint));
         }
         let (_, checkpoint) = self.opened.as_ref().expect("opened above");
@@ -158,6 +158,11 @@ impl Services for Desk {
             return Err(Error::run("a run is in progress").next("stop it first"));
         }
         refuse_unready(config)?;
+        let checkpoint = self.checkpoint(config)?;
+        checkpoint.runnable()?;
+        if config.data.format != "tokens" {
+            checkpoint::needs_tokenizer(&checkpoint.dir)?;
+        }
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         let env = (self.options.env)(config, &plan.machine);
