@@ -62,28 +62,29 @@ pub fn full(x: &Inputs<'_>, lora: Verdict, eight_bit: Verdict) -> Fix {
     }
     let mut config = x.config.clone();
     config.train.mode = "lora".into();
-    let command = command::command(&config, &x.checkpoint.name, "lora");
+    let runs = x.checkpoint.plan_only.is_none();
+    let command = runs.then(|| command::command(&config, &x.checkpoint.name, "lora"));
     let full = for_full.map(|f| format!("; full finetuning takes {}", f.trim_start_matches("set ")));
     let text =
         format!("set train.mode = lora ({}): its base is never written{}", lora.word(), full.unwrap_or_default());
-    (Some(text), Some(command))
+    (Some(text), command)
 }
 
 /// One change to a config.
-struct Edit1 {
+struct Setting {
     text: String,
     apply: Box<dyn Fn(&mut RunConfig)>,
 }
 
-fn edit(key: &str, to: impl std::fmt::Display, apply: impl Fn(&mut RunConfig) + 'static) -> Edit1 {
-    Edit1 { text: format!("{key} = {to}"), apply: Box::new(apply) }
+fn edit(key: &str, to: impl std::fmt::Display, apply: impl Fn(&mut RunConfig) + 'static) -> Setting {
+    Setting { text: format!("{key} = {to}"), apply: Box::new(apply) }
 }
 
 /// Changes to try together, the smallest amount first where there is a choice.
 enum Try {
-    These(Vec<Edit1>),
+    These(Vec<Setting>),
     /// The first of these that suffices; each gives up more than the one before, so bisection finds it.
-    Least(Vec<Vec<Edit1>>),
+    Least(Vec<Vec<Setting>>),
 }
 
 /// The first of `tries` that reaches the goal, in words, and the config with it.
@@ -92,7 +93,7 @@ fn first_setting(
     tries: Vec<Try>,
     reaches: &dyn Fn(&Machine, &RunConfig) -> bool,
 ) -> Option<(String, RunConfig)> {
-    let with = |edits: &[Edit1]| {
+    let with = |edits: &[Setting]| {
         let mut config = x.config.clone();
         edits.iter().for_each(|e| (e.apply)(&mut config));
         config
@@ -120,7 +121,7 @@ fn first_setting(
 fn free_settings(config: &RunConfig) -> Vec<Try> {
     let s = &config.stream;
     let mut tries = Vec::new();
-    let mut one = |e: Edit1| tries.push(Try::These(vec![e]));
+    let mut one = |e: Setting| tries.push(Try::These(vec![e]));
     if s.tier != "auto" {
         one(edit("stream.tier", "auto", |c| c.stream.tier = "auto".into()));
     }
@@ -176,69 +177,121 @@ fn settings(config: &RunConfig) -> Vec<Try> {
     tries
 }
 
-/// The least more of disk, host memory or device memory that reaches `goal`; of several the smallest in proportion.
-fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> {
-    let m = x.machine;
-    let reaches = |machine: &Machine| judged(machine, x.config).is_some_and(|v| v <= goal);
-    let with = |edits: &[Edit]| {
-        let mut machine = m.clone();
-        edits.iter().for_each(|e| e.change(&mut machine));
-        machine
-    };
-    let ram_at = |gb: u64| Edit::Ram(m.ram.total.0 + gb * GB);
-    let mut found: Vec<(f64, String)> = Vec::new();
-    if let Some(gb) = least(|gb| reaches(&with(&[ram_at(gb)]))) {
-        found.push((grown(m.ram.total.0, gb), format!("{gb} GB more RAM")));
-    }
-    if let Some(gb) = least(|gb| reaches(&with(&[Edit::Disk(m.disk.free.0 + gb * GB)]))) {
-        found.push((grown(m.disk.free.0, gb), format!("{gb} GB more free disk")));
-    }
-    let cards =
-        || CARDS.into_iter().filter(|c| m.gpu.as_ref().is_some_and(|g| !g.integrated && c * GB > g.vram_total.0));
-    if let Some(card) = cards().find(|c| reaches(&with(&[Edit::Vram(c * GB)]))) {
-        let now = m.gpu.as_ref().map_or(1, |g| g.vram_total.0);
-        found.push((card as f64 * GB as f64 / now.max(1) as f64, format!("a {card} GB card")));
-    }
-    found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    if let Some((_, text)) = found.into_iter().next() {
-        return Some(text);
-    }
-    // No one of them suffices: a card and memory, or disk and memory.
-    for card in cards() {
-        if let Some(gb) = least(|gb| reaches(&with(&[Edit::Vram(card * GB), ram_at(gb)]))) {
-            return Some(format!("a {card} GB card with {gb} GB more RAM"));
-        }
-    }
-    let disk = |gb: u64| Edit::Disk(m.disk.free.0 + gb * GB);
-    let both = |d: u64, r: u64| reaches(&with(&[disk(d), ram_at(r)]));
-    let most = MOST_GB;
-    let d = least(|gb| both(gb, most))?;
-    let r = least(|gb| both(d, gb))?;
-    Some(format!("{d} GB more free disk with {r} GB more RAM"))
+/// Something that money buys.
+#[derive(Clone, Copy, PartialEq)]
+enum Axis {
+    Ram,
+    Card,
+    Disk,
+    Endurance,
 }
 
-/// Nothing more than this is worth telling, GB.
-const MOST_GB: u64 = 8192;
+impl Axis {
+    /// Amounts to choose from: GB more, the card's GB, TB of rating.
+    fn most(self, m: &Machine) -> u64 {
+        match self {
+            Axis::Card if m.gpu.as_ref().is_none_or(|g| g.integrated) => 0,
+            Axis::Card => CARDS[CARDS.len() - 1],
+            Axis::Endurance if m.disk.tbw.is_none() => 0,
+            Axis::Endurance => MOST_TB,
+            Axis::Ram | Axis::Disk => MOST_GB,
+        }
+    }
 
-/// The least whole number of GB from 1 to [`MOST_GB`] that `works`; more never works worse.
-fn least(works: impl Fn(u64) -> bool) -> Option<u64> {
-    if !works(MOST_GB) {
+    /// The edit that gives `amount` of it.
+    fn edit(self, m: &Machine, amount: u64) -> Edit {
+        match self {
+            Axis::Ram => Edit::Ram(m.ram.total.0 + amount * GB),
+            Axis::Card => Edit::Vram((amount * GB).max(m.gpu.as_ref().map_or(0, |g| g.vram_total.0))),
+            Axis::Disk => Edit::Disk(m.disk.free.0 + amount * GB),
+            Axis::Endurance => Edit::Tbw((amount * 1000 * GB).max(m.disk.tbw.map_or(0, |t| t.0))),
+        }
+    }
+
+    /// The least amount that works; 0 where none is needed.
+    fn least(self, m: &Machine, works: impl Fn(u64) -> bool) -> Option<u64> {
+        if works(0) {
+            return Some(0);
+        }
+        match self {
+            Axis::Card => CARDS.into_iter().find(|c| works(*c)),
+            _ => least(self.most(m), works),
+        }
+    }
+
+    /// How many times as much as now.
+    fn grown(self, m: &Machine, amount: u64) -> f64 {
+        let by = |now: u64, to: f64| to / now.max(1) as f64;
+        let gb = (amount * GB) as f64;
+        match self {
+            Axis::Ram => by(m.ram.total.0, m.ram.total.0 as f64 + gb),
+            Axis::Card => by(m.gpu.as_ref().map_or(1, |g| g.vram_total.0), gb),
+            Axis::Disk => by(m.disk.free.0, m.disk.free.0 as f64 + gb),
+            Axis::Endurance => by(m.disk.tbw.map_or(1, |t| t.0), gb * 1000.0),
+        }
+    }
+
+    fn words(self, amount: u64) -> String {
+        match self {
+            Axis::Ram => format!("{amount} GB more RAM"),
+            Axis::Card => format!("a {amount} GB card"),
+            Axis::Disk => format!("{amount} GB more free disk"),
+            Axis::Endurance => format!("a drive rated for {amount} TB written"),
+        }
+    }
+}
+
+/// The least hardware that reaches `goal`: of what suffices alone the smallest in proportion, else the least of each.
+fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> {
+    const AXES: [Axis; 4] = [Axis::Ram, Axis::Card, Axis::Disk, Axis::Endurance];
+    let m = x.machine;
+    let axes: Vec<Axis> = AXES.into_iter().filter(|a| a.most(m) > 0).collect();
+    let reaches = |amounts: &[(Axis, u64)]| {
+        let mut machine = m.clone();
+        amounts.iter().filter(|(_, n)| *n > 0).for_each(|(a, n)| a.edit(m, *n).change(&mut machine));
+        judged(&machine, x.config).is_some_and(|v| v <= goal)
+    };
+    let alone = axes.iter().filter_map(|a| {
+        let n = if reaches(&[(*a, a.most(m))]) { a.least(m, |n| reaches(&[(*a, n)]))? } else { return None };
+        Some((a.grown(m, n), a.words(n)))
+    });
+    if let Some((_, words)) = alone.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        return Some(words);
+    }
+    let mut amounts: Vec<(Axis, u64)> = axes.iter().map(|a| (*a, a.most(m))).collect();
+    if !reaches(&amounts) {
         return None;
     }
+    for i in 0..amounts.len() {
+        let with = |n: u64| {
+            let mut all = amounts.clone();
+            all[i].1 = n;
+            reaches(&all)
+        };
+        let n = amounts[i].0.least(m, with)?;
+        amounts[i].1 = n;
+    }
+    let words: Vec<String> = amounts.iter().filter(|(_, n)| *n > 0).map(|(a, n)| a.words(*n)).collect();
+    Some(words.join(" and "))
+}
+
+/// Nothing more than this is worth telling, GB of memory or space.
+const MOST_GB: u64 = 8192;
+/// The same for a drive's rating, TB.
+const MOST_TB: u64 = 100_000;
+
+/// The least whole number from 1 to `most` that `works`, where `most` does; more never works worse.
+fn least(most: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
     let mut high = 1;
-    while high < MOST_GB && !works(high) {
+    while high < most && !works(high) {
         high *= 2;
     }
-    let (mut low, mut high) = (high / 2, high.min(MOST_GB));
+    let (mut low, mut high) = (high / 2, high.min(most));
     while low + 1 < high {
         let middle = low + (high - low) / 2;
         if works(middle) { high = middle } else { low = middle }
     }
-    Some(high)
-}
-
-fn grown(now: u64, gb: u64) -> f64 {
-    (now as f64 + (gb * GB) as f64) / now.max(1) as f64
+    works(high).then_some(high)
 }
 
 #[cfg(test)]
@@ -248,8 +301,8 @@ mod tests {
     #[test]
     fn the_least_amount_is_found_exactly() {
         for want in [1, 2, 3, 24, 36, 63, 64, 65, 1000, MOST_GB] {
-            assert_eq!(least(|gb| gb >= want), Some(want));
+            assert_eq!(least(MOST_GB, |gb| gb >= want), Some(want));
         }
-        assert_eq!(least(|_| false), None);
+        assert_eq!(least(MOST_GB, |_| false), None);
     }
 }

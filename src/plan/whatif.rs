@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(Edit::parse("read=7GB/s").unwrap(), Edit::Read(7e9));
         for (bad, want) in [
             ("ram", "has no '='"),
-            ("rma=1GB", "did you mean 'ram'"),
+            ("rams=1GB", "did you mean 'ram'"),
             ("ram=lots", "expected a value"),
             ("ram=0", "expected a value"),
             ("read=7GB/h", "7 GB/s"),

@@ -2,7 +2,6 @@
 
 use crate::device::Machine;
 use crate::plan::Edit;
-use crate::ui::text::cut;
 use crate::ui::theme::{Theme, Tone};
 use crate::ui::widgets::put;
 use crate::units::{Bytes, GB, rate};
@@ -141,14 +140,11 @@ impl WhatIf {
             let text = format!("{mark}{} {text}{star} ", figure.name());
             spans.push(Span::styled(text, if changed { style } else { theme.dim() }));
         }
-        spans.push(Span::styled("w next  + - change  W this machine", theme.dim()));
-        let line = Line::from(spans);
-        let line = if line.width() > area.width.into() {
-            let text: String = line.spans.iter().map(|s| s.content.as_ref()).collect();
-            Line::styled(cut(&text, area.width.into()), style)
-        } else {
-            line
-        };
-        put(frame, area, line);
+        let left = (area.width as usize).saturating_sub(Line::from(spans.clone()).width());
+        let hints = ["w next, + - change, W resets to this machine", "+ - change, W resets", "W resets"];
+        if let Some(hint) = hints.into_iter().find(|h| h.len() <= left) {
+            spans.push(Span::styled(hint, theme.dim()));
+        }
+        put(frame, area, Line::from(spans));
     }
 }

@@ -1,6 +1,7 @@
 //! The planner through its public face: tables for known shapes and machines, and properties over random ones.
 
 mod cases;
+mod headers;
 mod properties;
 mod seed;
 #[path = "../../../src/plan/testing.rs"]
@@ -40,7 +41,8 @@ fn count(m: &ModePlan, tier: TierName) -> usize {
 fn check(c: &Checkpoint, p: &PlanReport) {
     for (name, m) in [("lora", &p.modes.lora), ("full", &p.modes.full)] {
         let all: Bytes = c.tensors.iter().map(|t| Bytes(t.bytes)).sum();
-        assert_eq!(m.tiers.vram + m.tiers.ram + m.tiers.disk, all, "{name}: tiers add up to the headers");
+        let unused: Bytes = c.unused.iter().map(|t| Bytes(c.tensors[*t].bytes)).sum();
+        assert_eq!(m.tiers.vram + m.tiers.ram + m.tiers.disk + unused, all, "{name}: tiers add up to the headers");
         assert_eq!(p.bytes, all);
         assert_eq!(m.placement.iter().map(|b| b.block).collect::<Vec<_>>(), (0..c.blocks.len()).collect::<Vec<_>>());
         let ring = m.stream.ring.iter().sum::<usize>().div_ceil(4).max(if name == "full" { m.ring_slots } else { 0 });
