@@ -3,8 +3,9 @@
 use super::BENCH_SCHEMA;
 use crate::checkpoint::{Checkpoint, Role};
 use crate::device::nvml::Sampler;
-use crate::device::{probe, shim};
+use crate::device::{Kernels, probe, shim};
 use crate::error::{Error, Result};
+use crate::units::rate;
 use serde_json::{Value, json};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
@@ -54,6 +55,12 @@ pub fn run(job: &Job<'_>) -> Result<Value> {
         let flop = 2.0 * m as f64 * n as f64 * k as f64;
         rows.push(json!({ "name": name, "m": m, "n": n, "k": k, "seconds": seconds, "flops": flop / seconds }));
     }
+    let kernels = if device.is_cuda() {
+        let flops = rows[0]["flops"].as_f64().unwrap_or(f64::NAN);
+        Some(super::kernels::run(device, flops)?)
+    } else {
+        None
+    };
     Ok(json!({
         "schema": BENCH_SCHEMA,
         "what": "gemm",
@@ -63,12 +70,14 @@ pub fn run(job: &Job<'_>) -> Result<Value> {
         "sm_clock_mhz": clock,
         "flops": rows[0]["flops"],
         "shapes": rows,
+        "kernels": kernels,
     }))
 }
 
 /// `run`'s object as a table.
 #[must_use]
 pub fn render(value: &Value) -> String {
+    let kernels = serde_json::from_value::<Option<Kernels>>(value["kernels"].clone()).ok().flatten();
     let clock = value["sm_clock_mhz"].as_u64().map_or("N/A".into(), |c| c.to_string());
     let mut out = format!(
         "{} in {}, SM clock {clock} MHz, best of {}\n",
@@ -80,6 +89,18 @@ pub fn render(value: &Value) -> String {
         let name = s["name"].as_str().unwrap_or("");
         let (ms, t) = (s["seconds"].as_f64().unwrap_or(f64::NAN) * 1e3, s["flops"].as_f64().unwrap_or(f64::NAN) / 1e12);
         out += &format!("{name:<24} {:>6} x {:>6} x {:>6}  {ms:>9.3} ms  {t:>8.2} TFLOP/s\n", s["m"], s["n"], s["k"]);
+    }
+    if let Some(k) = kernels {
+        out += &format!(
+            "elementwise kernels {}, flash attention {:.0} and {:.0} TFLOP/s, {:.1} us to launch a kernel\n\
+             a block's visits over what these rates say: forward x{:.2}, backward x{:.2}\n",
+            rate(k.memory),
+            k.attention[0] / 1e12,
+            k.attention_backward[0] / 1e12,
+            k.launch * 1e6,
+            k.forward,
+            k.backward
+        );
     }
     out
 }

@@ -7,8 +7,11 @@ pub mod bound;
 pub mod child;
 pub mod disk;
 pub mod drive;
+pub mod forecast;
 #[cfg(feature = "torch")]
 pub mod gemm;
+#[cfg(feature = "torch")]
+pub mod kernels;
 pub mod limits;
 #[cfg(feature = "cuda")]
 pub mod link;

@@ -2,7 +2,7 @@
 
 use super::args::ConfigArgs;
 use super::print;
-use crate::bench::{disk, peers, step};
+use crate::bench::{disk, forecast, peers, step};
 use crate::checkpoint;
 use crate::config::ByteSize;
 use crate::error::{Error, ExitCode, Result};
@@ -28,6 +28,31 @@ pub enum BenchCommand {
     Gemm(GemmArgs),
     /// Seconds per training step, ours alone or beside peers.
     Step(Box<StepArgs>),
+    /// The planner's VRAM and seconds against measured ones, over a table of jobs.
+    Forecast(ForecastArgs),
+}
+
+/// `bench forecast`
+#[derive(Debug, Args)]
+pub struct ForecastArgs {
+    /// The table of jobs.
+    #[arg(long, value_name = "FILE", default_value = "tests/peers/points.toml")]
+    pub points: PathBuf,
+    /// Folder of the models that the table names.
+    #[arg(long, value_name = "DIR")]
+    pub models: PathBuf,
+    /// Only points whose name begins with one of these, commas between.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Folder for vram-forecast.json and time-forecast.json.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+    /// Seconds for the whole call.
+    #[arg(long, default_value_t = 3600)]
+    pub time: u64,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `bench disk`
@@ -134,6 +159,7 @@ pub fn bench(command: &BenchCommand) -> Result<ExitCode> {
         BenchCommand::Disk(args) => bench_disk(args),
         BenchCommand::Gemm(args) => gemm(args),
         BenchCommand::Step(args) => bench_step(args),
+        BenchCommand::Forecast(args) => bench_forecast(args),
     }
 }
 
@@ -219,11 +245,29 @@ fn bench_step(args: &StepArgs) -> Result<ExitCode> {
         free_shards: args.free_shards,
         time: limit,
         drive_seconds: args.drive_seconds.clamp(0.1, 60.0),
-        command: std::env::args().skip(1).fold("blockstream-tui".into(), |all, a| all + " " + &a),
+        command: command_line(),
     };
     let has_file = options.out.is_some() || options.merge.is_some();
     let value = peers::run(options, &print::progress)?;
     if has_file { Ok(ExitCode::Ok) } else { print::json(&value) }
+}
+
+fn bench_forecast(args: &ForecastArgs) -> Result<ExitCode> {
+    let options = forecast::Options {
+        points: args.points.clone(),
+        models: args.models.clone(),
+        only: args.only.clone(),
+        out: args.out.clone(),
+        time: Duration::from_secs(args.time),
+        command: command_line(),
+    };
+    let value = forecast::run(&options, &print::progress)?;
+    if args.json { print::json(&value) } else { Ok(ExitCode::Ok) }
+}
+
+/// The command line, for the record.
+fn command_line() -> String {
+    std::env::args().skip(1).fold("blockstream-tui".into(), |all, a| all + " " + &a)
 }
 
 /// `NAME=PATH` pairs.

@@ -2,6 +2,7 @@
 
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A machine as measured once, or as a profile describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +23,19 @@ pub struct Machine {
     /// CPU compute rate in f32, FLOP/s.
     #[serde(default)]
     pub cpu_flops: f64,
+    /// What steps of earlier runs took here over what was forecast, by the resource that bound them.
+    #[serde(default)]
+    pub past: BTreeMap<String, Past>,
+}
+
+/// Earlier runs against their forecasts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Past {
+    /// Median of measured over forecast seconds a step.
+    pub ratio: f64,
+    /// Runs.
+    pub runs: usize,
 }
 
 /// A GPU.
@@ -65,12 +79,31 @@ pub struct Gpu {
 pub struct Kernels {
     /// Elementwise kernels in large bf16 tensors: bytes read and written per second.
     pub memory: f64,
-    /// Flash attention forward, causal, FLOP/s.
-    pub attention: f64,
-    /// Flash attention backward, causal, FLOP/s.
-    pub attention_backward: f64,
+    /// Causal flash attention forward: FLOP/s in long rows, and the length at which half of that is reached.
+    pub attention: [f64; 2],
+    /// The same backward.
+    pub attention_backward: [f64; 2],
+    /// Seconds on the device that every kernel takes besides its work.
+    pub each: f64,
     /// Seconds of host time to launch one kernel.
     pub launch: f64,
+    /// What a block's forward visit took over what these rates say.
+    pub forward: f64,
+    /// What its backward visit took over that.
+    pub backward: f64,
+}
+
+impl Kernels {
+    /// Kernels that take no time.
+    pub const NONE: Kernels = Kernels {
+        memory: f64::INFINITY,
+        attention: [f64::INFINITY, 0.0],
+        attention_backward: [f64::INFINITY, 0.0],
+        each: 0.0,
+        launch: 0.0,
+        forward: 1.0,
+        backward: 1.0,
+    };
 }
 
 /// Host memory.

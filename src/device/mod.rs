@@ -18,7 +18,7 @@ pub mod profile;
 #[cfg(feature = "torch")]
 pub mod shim;
 
-pub use machine::{Disk, Gpu, Kernels, Machine, Ram};
+pub use machine::{Disk, Gpu, Kernels, Machine, Past, Ram};
 
 use crate::config::RunConfig;
 use crate::error::Result;

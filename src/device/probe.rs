@@ -30,6 +30,7 @@ pub fn measure(model_dir: Option<&Path>, use_gpu: bool) -> Machine {
         ram: Ram { total: memory.total, available: memory.available, pinnable, limited_by: memory.limited_by.into() },
         disk: Disk { kind: drive.kind.into(), read, write, free: drive.free.unwrap_or(Bytes::ZERO), ..Disk::default() },
         cpu_flops: host::cpu_flops(),
+        past: Default::default(),
     }
 }
 

@@ -1,6 +1,5 @@
 //! Other formats to hold a frozen base in, each with a verdict and figures of its own.
 
-use super::cost::loads;
 use super::fixes;
 use super::time;
 use super::types::{Candidate, Verdict};
@@ -37,8 +36,7 @@ fn candidate(x: &Inputs<'_>, format: &str, per_weight: f64) -> Option<Candidate>
         problems.push(format!("packing needs {need} of free space{beside}, the drive has {free}"));
     }
     let verdict = if problems.is_empty() { judged.verdict } else { Verdict::Infeasible };
-    let walk = loads(&m, x.job, &judged.fit);
-    let range = time::forecast(&m, x.job, x.machine, &walk);
+    let range = time::forecast(&m, x.job, x.machine, &judged.fit);
     let later = "not trainable in this version yet";
     let note = match problems.first() {
         Some(p) => format!("{p}; {later}"),

@@ -20,36 +20,62 @@ pub struct Loads {
     pub count: usize,
 }
 
-/// Slots and habit as the streamer will have them.
-fn slots(m: &Model, job: &Job, fit: &Fit) -> (Slots, Habit, usize) {
-    let n = m.blocks.len();
-    let pieces = if fit.stream.head.is_some() { m.vocab.div_ceil(m.head_rows()) as usize } else { 0 };
-    let resident = |s: usize| s < n * PARTS && fit.tiers[s / PARTS] == TierName::Vram;
-    let slots = Slots::new(n, (0..n * PARTS + pieces).map(resident).collect(), fit.stream.ring);
-    let habit = Habit { tiled: fit.stream.mlp_chunk > 0, split: fit.stream.split, micro: job.micro as usize };
-    (slots, habit, pieces)
+/// Segments as the streamer will have them: parts of blocks, then pieces of a streamed head.
+pub struct Layout {
+    /// Their slots.
+    pub slots: Slots,
+    /// How visits use them.
+    pub habit: Habit,
+    /// Pieces of the head.
+    pub pieces: usize,
+    /// Bytes of each as stored.
+    pub bytes: Vec<Bytes>,
+    /// Copies that load each.
+    pub copies: Vec<f64>,
+    /// Tier of each.
+    pub tiers: Vec<TierName>,
+}
+
+impl Layout {
+    /// The layout of `fit`.
+    pub fn of(m: &Model, job: &Job, fit: &Fit) -> Layout {
+        let n = m.blocks.len();
+        let pieces = if fit.stream.head.is_some() { m.vocab.div_ceil(m.head_rows()) as usize } else { 0 };
+        let piece = Bytes(m.head_stored().0.div_ceil(pieces.max(1) as u64));
+        let parts = 0..n * PARTS;
+        let mut bytes: Vec<Bytes> = parts.clone().map(|s| m.blocks[s / PARTS].parts[s % PARTS]).collect();
+        let mut copies: Vec<f64> = parts.clone().map(|s| m.blocks[s / PARTS].tensors[s % PARTS] as f64).collect();
+        copies.extend(std::iter::repeat_n(1.0, pieces));
+        let mut tiers: Vec<TierName> = parts.map(|s| fit.tiers[s / PARTS]).collect();
+        bytes.extend(std::iter::repeat_n(piece, pieces));
+        tiers.extend(std::iter::repeat_n(fit.stream.head.unwrap_or(TierName::Vram), pieces));
+        let fixed = tiers.iter().enumerate().map(|(s, t)| s < n * PARTS && *t == TierName::Vram).collect();
+        let slots = Slots::new(n, fixed, fit.stream.ring);
+        let habit = Habit { tiled: fit.stream.mlp_chunk > 0, split: fit.stream.split, micro: job.micro as usize };
+        Layout { slots, habit, pieces, bytes, copies, tiers }
+    }
+}
+
+/// Bytes of the inputs of one trained block, all micro-batches, where these leave the device.
+pub fn offloaded(m: &Model, job: &Job, fit: &Fit) -> Bytes {
+    if fit.stream.offload { Bytes(job.tokens() * m.hidden * m.elem) } else { Bytes::ZERO }
 }
 
 /// Loads of one step. Independent of the number of micro-batches: they all run inside one visit.
 pub fn loads(m: &Model, job: &Job, fit: &Fit) -> Loads {
     let n = m.blocks.len();
-    let (slots, habit, pieces) = slots(m, job, fit);
-    let piece = Bytes(m.head_stored().0.div_ceil(pieces.max(1) as u64));
-    let bytes = |s: usize| if s < n * PARTS { m.blocks[s / PARTS].parts[s % PARTS] } else { piece };
-    let tier = |s: usize| if s < n * PARTS { Some(fit.tiers[s / PARTS]) } else { fit.stream.head };
+    let Layout { slots, habit, pieces, bytes, tiers, .. } = Layout::of(m, job, fit);
     let found = steady(&slots, habit, n, job.lowest, pieces);
     let sweep = |segments: &[usize]| PerStep {
-        disk_read: segments.iter().filter(|s| tier(**s) == Some(TierName::Disk)).map(|s| bytes(*s)).sum(),
-        h2d: segments.iter().map(|s| bytes(*s)).sum(),
+        disk_read: segments.iter().filter(|s| tiers[**s] == TierName::Disk).map(|s| bytes[*s]).sum(),
+        h2d: segments.iter().map(|s| bytes[*s]).sum(),
         ..PerStep::default()
     };
     let [forward, head, backward] = found.each_ref().map(|s| sweep(s));
     let mut loads = Loads { forward, head, backward, count: found.iter().map(Vec::len).sum() };
-    if fit.stream.offload {
-        let inputs = Bytes(job.tokens() * m.hidden * m.elem * (n - job.lowest) as u64);
-        loads.forward.d2h += inputs;
-        loads.backward.h2d += inputs;
-    }
+    let inputs = offloaded(m, job, fit) * (n - job.lowest) as u64;
+    loads.forward.d2h += inputs;
+    loads.backward.h2d += inputs;
     loads
 }
 

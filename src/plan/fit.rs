@@ -2,7 +2,6 @@
 //! memory, the others on disk. Where that doesn't fit it is thriftier, step by step; where nothing fits it says what is
 //! missing.
 
-use super::cost::loads;
 use super::memory::{self, Terms, Thrift};
 use super::placement::place;
 use super::schedule::PARTS;
@@ -120,7 +119,7 @@ pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
             last = Some(fit);
             continue;
         }
-        let seconds = time::forecast(m, job, machine, &loads(m, job, &fit)).low;
+        let seconds = time::forecast(m, job, machine, &fit).low;
         if best.as_ref().is_none_or(|b| seconds < b.0 * GAIN) {
             best = Some((seconds, fit));
         }

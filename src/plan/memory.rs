@@ -1,14 +1,18 @@
 //! Device and host memory, term by term.
 //!
-//! Terms are upper bounds from shapes, for rows as long as `max_length`.
-//! They follow the hand-written passes of `model/block.rs`: what each moment of a block's recompute and backward holds.
+//! Terms are upper bounds from shapes, for rows as long as `max_length` of which every token carries loss.
 
+use super::moments::{self, allocated, product};
 use super::shape::{Job, Model};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Workspaces of cuBLAS and cuBLASLt for the compute stream.
-const CUBLAS_WORKSPACES: u64 = 64 << 20;
+/// Workspace of cuBLAS for the compute stream, allocated by libtorch: 32 MiB on Hopper, 8 MiB on others.
+const CUBLAS_WORKSPACES: u64 = 32 << 20;
+/// Rests of cached blocks that were a little larger than what they were taken for.
+const ALLOCATOR_SLACK: u64 = 8 << 20;
+/// Copies of the widest tensor in libtorch's operators for the feed-forward's gradient on a CPU.
+const UNFUSED: u64 = 3;
 /// Host memory of the process itself: code pages, libtorch, allocator, telemetry.
 const PROCESS: Bytes = Bytes(400 << 20);
 /// No term is larger: keeps sums of absurd configs inside `u64`.
@@ -27,10 +31,6 @@ pub fn largest(terms: &Terms) -> Option<(&str, Bytes)> {
     terms.iter().max_by_key(|(_, b)| **b).map(|(n, b)| (n.as_str(), *b))
 }
 
-fn product(factors: &[u64]) -> Bytes {
-    Bytes(factors.iter().fold(1u64, |a, f| a.saturating_mul(*f)).min(CEILING))
-}
-
 /// What a plan may trade device memory for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Thrift {
@@ -45,73 +45,47 @@ pub struct Thrift {
 /// Device memory beside ring and resident blocks; on a CPU machine the same things lie in host memory.
 pub fn device_terms(m: &Model, job: &Job, on_cpu: bool, thrift: Thrift) -> Terms {
     let trained = (m.blocks.len() - job.lowest) as u64;
-    let hidden_state = product(&[job.tokens(), m.hidden, m.elem]);
-    let adapters = job.adapter_params(m).saturating_mul(trained);
+    let state = allocated(product(&[job.micro_tokens(), m.hidden, m.elem]));
+    let step = product(&[state, job.micro]);
     let mut terms = Terms::new();
-    let mut put = |name: &str, bytes: Bytes| {
-        if bytes > Bytes::ZERO {
-            terms.insert(name.into(), Bytes(bytes.0.min(CEILING)));
+    let mut put = |name: &str, bytes: u64| {
+        if bytes > 0 {
+            terms.insert(name.into(), Bytes(bytes.min(CEILING)));
         }
     };
     if !thrift.stream_head {
-        put("head", m.head_device);
+        put("head", m.head_device.0);
     }
-    put("final_norm", m.final_norm_device);
+    put("final_norm", m.final_norm_device.0);
     // fp32 master, gradient and both moments, and a copy in the compute type.
-    put("adapters", product(&[adapters, 16 + if m.elem < 4 { m.elem } else { 0 }]));
-    // Every micro-batch's state at the input of each trained block, and the state on its way; or three staged ones.
-    put("boundaries", product(&[hidden_state.0, if thrift.offload { 4 } else { trained + 1 }]));
-    put("hidden_gradient", hidden_state);
-    // The feed-forward's moment, attention's and the head's exclude each other: the largest counts.
-    let block = product(&[job.micro_tokens(), state_per_token(m, job)]);
-    let rows = if thrift.mlp_chunk == 0 { job.micro_tokens() } else { thrift.mlp_chunk.min(job.micro_tokens()) };
-    let feed_forward = product(&[rows, feed_forward_per_token(m, job)]);
-    let attention = attention_moment(m, job);
-    let block = block + feed_forward.max(attention);
-    let head = loss_moment(m, job, thrift);
-    put("block_activations", block);
-    put("loss_chunk", head.saturating_sub(block));
-    put("unpacked_block", m.unpack);
-    if !on_cpu {
-        put("cublas_workspaces", Bytes(CUBLAS_WORKSPACES));
+    let adapters = job.adapter_elements(m).saturating_mul(trained);
+    let compute = if m.elem < 4 { allocated(product(&[adapters, m.elem])) } else { 0 };
+    put("adapters", product(&[allocated(product(&[adapters, 4])), 4]).saturating_add(compute));
+    // Cosines and sines of the next power of two of positions; places and labels of two steps.
+    let positions = job.length.min(1 << 50).next_power_of_two();
+    let tables = 2 * allocated(product(&[positions, m.q / m.heads.max(1) / 2, m.elem]));
+    put("positions_and_labels", tables + product(&[job.tokens(), 32]));
+    // Every micro-batch's state at the input of each trained block, and the states on their way; or three sets of
+    // staged ones, and while a block runs forward one state twice.
+    let boundaries =
+        if thrift.offload { product(&[step, 4]).saturating_add(state) } else { product(&[step, trained + 1]) };
+    put("boundaries", boundaries);
+    // A block's moment and the head's exclude each other: the fuller counts.
+    let block = moments::Block::of(m, job, thrift.mlp_chunk);
+    let scratch = block.attention.saturating_sub(block.feed_forward);
+    put("block_activations", block.feed_forward.0);
+    put("attention_scratch", scratch.0);
+    let head = if thrift.stream_head { moments::streamed_head(m, job) } else { moments::resident_head(m, job) };
+    put("loss_chunk", head.saturating_sub(block.most()).0);
+    put("unpacked_block", m.unpack.0);
+    if on_cpu {
+        // Operators that aren't fused make copies of the widest tensor on their way.
+        put("operator_copies", product(&[job.micro_tokens(), m.intermediate.max(m.q), m.elem, UNFUSED]));
+    } else {
+        put("cublas_workspaces", CUBLAS_WORKSPACES);
+        put("allocator_slack", ALLOCATOR_SLACK);
     }
     terms
-}
-
-/// Bytes per token that stay through one block's recompute and backward: both norms' outputs, q, k, v after rotary,
-/// attention's output and log-sum-exp, the state between the halves, its gradient.
-fn state_per_token(m: &Model, job: &Job) -> u64 {
-    let lora = job.targets.len() as u64 * 2 * job.r * (m.elem + 4);
-    m.elem * (4 * m.hidden + 2 * m.q + 2 * m.kv) + 4 * m.heads + lora + job.targets_dropped(m)
-}
-
-/// Bytes per token of the feed-forward's moment: gate, up and their product's gradient, the next input's gradient.
-fn feed_forward_per_token(m: &Model, job: &Job) -> u64 {
-    // With an adapter on down_proj its input is needed too.
-    let wide = 3 + u64::from(job.targets.iter().any(|t| t == "down_proj"));
-    m.elem * (wide * m.intermediate + 2 * m.hidden)
-}
-
-/// Attention's moment: gradients of q, k, v and the output, flash backward's f32 accumulator of dQ (five of them when
-/// deterministic), its row sums, and dK, dV per query head.
-fn attention_moment(m: &Model, job: &Job) -> Bytes {
-    let accumulators = if job.deterministic { 5 } else { 1 };
-    let gradients = m.elem * (2 * m.q + 2 * m.kv + m.hidden);
-    product(&[job.micro_tokens(), gradients + 4 * m.q * accumulators + 4 * m.heads + 2 * m.elem * m.q])
-}
-
-/// The head's moment: one chunk of logits, the normed states and their gradient; streamed, also an f32 sum of the
-/// gradient and what is added to it.
-fn loss_moment(m: &Model, job: &Job, thrift: Thrift) -> Bytes {
-    let chunk = job.chunk.min(job.micro_tokens());
-    let (width, states) = if thrift.stream_head {
-        (m.head_rows(), m.hidden * (3 * m.elem + 4 + 4))
-    } else {
-        (m.vocab, m.hidden * 4 * m.elem)
-    };
-    // Without a fused kernel (a CPU) the logits' f32 copy and its exponential come on top.
-    let logits = product(&[chunk, width, if m.elem < 4 { m.elem } else { 12 }]);
-    logits + product(&[job.micro_tokens(), states])
 }
 
 /// Host memory beside RAM tier and ring.
@@ -123,7 +97,7 @@ pub fn host_terms(m: &Model, job: &Job, thrift: Thrift) -> Terms {
     }
     if thrift.offload {
         let trained = (m.blocks.len() - job.lowest) as u64;
-        terms.insert("boundaries".into(), product(&[job.tokens(), m.hidden, m.elem, trained]));
+        terms.insert("boundaries".into(), Bytes(product(&[job.tokens(), m.hidden, m.elem, trained])));
     }
     terms
 }
@@ -163,15 +137,16 @@ mod tests {
     #[test]
     fn case_pl_15_the_heads_moment_never_grows_with_tokens_times_vocabulary() {
         let c = checkpoint(LLAMA3_8B, Dtype::BF16);
-        let moment = |length: usize, stream_head: bool| {
+        let moment = |length: usize| {
             let mut config = RunConfig::default();
             config.data.max_length = length;
             let (m, job) = (Model::of(&c, false), Job::of(&config, &c).unwrap());
-            loss_moment(&m, &job, Thrift { stream_head, ..Thrift::default() })
+            (moments::resident_head(&m, &job), moments::streamed_head(&m, &job))
         };
-        assert_eq!(moment(2048, false), Bytes(512 * 128_256 * 2 + 2048 * 4096 * 8));
-        assert_eq!(moment(8192, false), moment(2048, false) + Bytes(6144 * 4096 * 8));
-        assert!(moment(2048, true) < moment(2048, false));
+        let (short, long) = (moment(2048), moment(8192));
+        assert_eq!(short.0, Bytes(allocated(512 * 128_256 * 2) + 2048 * (4096 * 6 + 8)));
+        assert_eq!(long.0, short.0 + Bytes(6144 * (4096 * 6 + 8)));
+        assert!(short.1 < short.0 + Bytes(2048 * 4096 * 6), "pieces of the head are smaller than its chunks of logits");
     }
 
     #[test]
@@ -184,7 +159,7 @@ mod tests {
         let head = of(Thrift { stream_head: true, ..Thrift::default() });
         assert!(all - head > Bytes(1_000_000_000));
         let offload = of(Thrift { offload: true, ..Thrift::default() });
-        assert_eq!(all - offload, Bytes(1024 * 4096 * 2 * 29));
+        assert_eq!(all - offload, Bytes(1024 * 4096 * 2 * 28));
         let small = Thrift { mlp_chunk: 256, stream_head: true, ..Thrift::default() };
         assert!(of(small) < head);
     }

@@ -10,18 +10,22 @@ mod fixes;
 mod full;
 pub mod ledger;
 mod memory;
+mod moments;
+mod peer;
 mod placement;
 pub mod schedule;
 mod shape;
-#[cfg(test)]
-mod testing;
+mod simulate;
+pub mod testing;
 mod time;
 pub mod types;
 mod verdict;
 mod wear;
 pub mod whatif;
+pub mod work;
 
 pub use explain::{explain, percent, wear_text};
+pub use peer::soup_vram;
 pub use shape::lowest_trainable;
 pub use types::*;
 pub use whatif::Edit;
@@ -131,6 +135,6 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
     ));
     let matches: Vec<String> = job.matches.iter().map(|(target, n)| format!("{target} {n}")).collect();
     notes.push(format!("blocks with an adapter, by target: {}", matches.join(", ")));
-    notes.push(time::margins());
+    notes.push(time::margins(machine));
     notes
 }

@@ -24,8 +24,12 @@ pub struct BlockShape {
     pub parts: [Bytes; PARTS],
     /// Device slots of an attention part, and of the largest part of the feed-forward.
     pub slots: [Bytes; 2],
+    /// Tensors of each part: copies of a load.
+    pub tensors: [u64; PARTS],
     /// Elements that a token is multiplied by: its weight matrices, of routed experts the active share.
     pub gemm: u64,
+    /// The same of each part.
+    pub gemm_parts: [u64; PARTS],
     /// Elements of all its weight matrices.
     pub weights: u64,
     /// Bytes as stored of those matrices and their scales.
@@ -46,7 +50,10 @@ impl BlockShape {
         let in_slots = Part::ALL.map(|p| of(p).map(in_slot).sum::<Bytes>());
         let mut feed_forward = in_slots[1..].iter().copied().max().unwrap_or(Bytes::ZERO);
         let own_parts = |t: &BlockTensor| matches!(t.role, Role::Expert | Role::FeedForwardOther);
-        if block.tensors.iter().any(own_parts) {
+        let mut gemm_parts =
+            Part::ALL.map(|p| of(p).filter(|t| t.shape.len() == 2).map(TensorInfo::elements).sum::<u64>());
+        let uneven = block.tensors.iter().any(own_parts);
+        if uneven {
             // Experts, and fused gate and up, can be cut by rows: three parts of one size.
             let whole: Bytes = parts[1..].iter().copied().sum();
             parts[1..].fill(Bytes(whole.0 / 3));
@@ -57,13 +64,23 @@ impl BlockShape {
         let host = Part::ALL.map(|p| superset(of(p).map(|t| (t.file, t.offset, t.bytes)).collect()));
         let weights = Weights::of(c, block);
         let (active, count) = c.arch.experts.map_or((1, 1), |e| (e.active as u64, e.count as u64));
+        let gemm = weights.dense + weights.routed / count * active;
+        if uneven {
+            let attention = block.tensors.iter().filter(|t| t.role.part() == Part::Attention);
+            let matrices = attention.map(|t| &c.tensors[t.tensor]).filter(|t| t.shape.len() > 1);
+            gemm_parts[0] = matrices.map(TensorInfo::parameters).sum::<u64>().min(gemm);
+            let third = (gemm - gemm_parts[0]) / 3;
+            gemm_parts[1..].fill(third);
+        }
         BlockShape {
             stored: block.bytes,
+            tensors: Part::ALL.map(|p| of(p).count() as u64),
+            gemm_parts,
             slot: in_slots.into_iter().sum(),
             host: host.into_iter().sum(),
             parts,
             slots: [in_slots[0], feed_forward],
-            gemm: weights.dense + weights.routed / count * active,
+            gemm,
             weights: weights.dense + weights.routed,
             weight_bytes: weights.bytes,
             unpacked: weights.packed_dense + weights.routed / count,
@@ -128,6 +145,8 @@ pub struct Model {
     pub kv: u64,
     /// Query heads.
     pub heads: u64,
+    /// Queries and keys are normed.
+    pub qk_norm: bool,
     /// Vocabulary rows.
     pub vocab: u64,
     /// Embedding as stored.
@@ -184,6 +203,7 @@ impl Model {
             q: (a.n_heads * a.head_dim) as u64,
             kv: (a.n_kv_heads * a.head_dim) as u64,
             heads: a.n_heads as u64,
+            qk_norm: c.block_tensor(0, Role::QNorm).is_some(),
             vocab: a.vocab as u64,
             embed: Bytes(c.tensors[c.embed].bytes),
             head,
@@ -367,17 +387,24 @@ impl Job {
     pub fn tokens(&self) -> u64 {
         self.micro_tokens().saturating_mul(self.micro)
     }
-    /// Bytes per token of dropped-out adapter inputs: the widest one and its mask.
-    pub fn targets_dropped(&self, m: &Model) -> u64 {
-        if !self.dropout {
-            return 0;
-        }
-        // The mask is hashed in 64-bit integers, three of them at a time, where no kernel is fused.
-        self.targets.iter().map(|t| m.projection(t).1 * (m.elem + 24)).max().unwrap_or(0)
-    }
     /// Adapter parameters of one block.
     pub fn adapter_params(&self, m: &Model) -> u64 {
         self.targets.iter().map(|t| m.projection(t)).map(|(out, inp)| self.r.saturating_mul(out + inp)).sum()
+    }
+    /// The same in the flat buffer of `model/lora.rs`, where the A's of one input and every B start on 64 elements.
+    pub fn adapter_elements(&self, m: &Model) -> u64 {
+        let groups = [&["q_proj", "k_proj", "v_proj"][..], &["o_proj"], &["gate_proj", "up_proj"], &["down_proj"]];
+        let round = |elements: u64| elements.min(1 << 56).next_multiple_of(64);
+        let of = |names: &[&str]| {
+            let in_group = self.targets.iter().filter(|t| names.contains(&t.as_str())).map(|t| m.projection(t));
+            let (mut a, mut b) = (0u64, 0u64);
+            for (out, inp) in in_group {
+                a = a.saturating_add(self.r.saturating_mul(inp));
+                b = b.saturating_add(round(self.r.saturating_mul(out)));
+            }
+            round(a).saturating_add(b)
+        };
+        groups.into_iter().fold(0, |sum, g| sum.saturating_add(of(g)))
     }
 }
 

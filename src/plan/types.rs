@@ -176,7 +176,7 @@ pub struct PerStep {
 }
 
 /// A forecast in seconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SecondsRange {
     /// Best case.
     pub low: f64,
@@ -184,6 +184,19 @@ pub struct SecondsRange {
     pub high: f64,
     /// `disk`, `link`, `compute` or `cpu`.
     pub resource: String,
+    /// What earlier runs on this machine multiplied it by; 1 = nothing known.
+    #[serde(default = "one")]
+    pub correction: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Default for SecondsRange {
+    fn default() -> SecondsRange {
+        SecondsRange { low: 0.0, high: 0.0, resource: String::new(), correction: 1.0 }
+    }
 }
 
 /// A memory plan.

@@ -21,7 +21,7 @@ pub fn mode_plan() -> ModePlan {
         nearest_fix: None,
         tiers: TierBytes { vram: Bytes(10), ram: Bytes(20), disk: Bytes(300) },
         per_step: PerStep { disk_read: Bytes(600), h2d: Bytes(700), d2h: Bytes(8), written: Bytes(0) },
-        seconds_per_step: SecondsRange { low: 0.4, high: 0.8, resource: "disk".into() },
+        seconds_per_step: SecondsRange { low: 0.4, high: 0.8, resource: "disk".into(), correction: 1.0 },
         vram: VramPlan { total: Bytes(5000), budget: Bytes(8000), terms: BTreeMap::new() },
         host: VramPlan { total: Bytes(900), budget: Bytes(8000), terms: BTreeMap::new() },
         wear: Wear::default(),
@@ -62,6 +62,7 @@ pub fn machine() -> Machine {
         },
         disk: Disk { kind: "nvme".into(), read: 3e9, write: 1e9, free: Bytes(GB), ..Disk::default() },
         cpu_flops: 1e11,
+        past: Default::default(),
     }
 }
 

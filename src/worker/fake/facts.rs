@@ -47,6 +47,7 @@ pub fn machine() -> Machine {
             ..Disk::default()
         },
         cpu_flops: 2.0e11,
+        past: Default::default(),
     }
 }
 
@@ -151,7 +152,7 @@ pub fn what_if(config: &RunConfig, edits: &[Edit]) -> Result<PlanReport> {
             d2h: Bytes(0),
             written: Bytes(0),
         },
-        seconds_per_step: SecondsRange { low: seconds, high: seconds * 1.35, resource: "disk".into() },
+        seconds_per_step: SecondsRange { low: seconds, high: seconds * 1.35, resource: "disk".into(), correction: 1.0 },
         vram: VramPlan { total, budget: Bytes(vram_budget), terms },
         host: VramPlan {
             total: tier(TierName::Ram),

@@ -261,7 +261,7 @@ fn the_json_has_the_keys_that_scripts_rely_on() {
             "seconds_per_step/high",
             "seconds_per_step/resource",
             "vram/total",
-            "vram/terms/head",
+            "vram/terms/boundaries",
             "wear/written_per_step",
             "wear/steps_to_tbw",
             "placement/0/tier",
