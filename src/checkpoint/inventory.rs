@@ -223,15 +223,16 @@ fn refuse_strays(tensors: &[TensorInfo], strays: &[usize], arch: &Arch) -> Resul
         return Ok(());
     };
     let name = &tensors[first].name;
+    let layer = name.split("layers.").nth(1).and_then(|r| r.split('.').next()).and_then(|d| d.parse::<usize>().ok());
+    let past = layer.is_some_and(|n| n >= arch.n_layers);
     let expert = |n: &str| n.contains(".experts.") || n.contains("block_sparse_moe") || n.ends_with(".mlp.gate.weight");
-    if let Some(&i) = strays.iter().find(|&&i| expert(&tensors[i].name)) {
+    if !past && let Some(&i) = strays.iter().find(|&&i| expert(&tensors[i].name)) {
         return Err(experts(&format!("tensor '{}'", clean(&tensors[i].name))));
     }
-    let layer = name.split("layers.").nth(1).and_then(|r| r.split('.').next()).and_then(|d| d.parse::<usize>().ok());
     let family = format!("{:?}", arch.family).to_lowercase();
-    let why = match layer {
-        Some(n) if n >= arch.n_layers => format!("config.json has num_hidden_layers {}", arch.n_layers),
-        _ => format!("a {family} block has no place for it"),
+    let why = match past {
+        true => format!("config.json has num_hidden_layers {}", arch.n_layers),
+        false => format!("a {family} block has no place for it"),
     };
     let more = match strays.len() {
         1 => String::new(),

@@ -97,10 +97,10 @@ pub fn form(tensors: &[TensorInfo], blocks: &[usize], announced: Form, arch: &Ar
         if let Some(e) = integers(t, &by_name, arch) {
             return Err(e);
         }
-        let name = clean(&t.name);
+        let name = || clean(&t.name);
         if is_fp8(t) {
             if !scales_of(&t.name).iter().any(|s| by_name.contains_key(s.as_str())) {
-                let what = format!("'{name}' is {}, and no scale tensor for it is stored", t.dtype.name());
+                let what = format!("'{}' is {}, and no scale tensor for it is stored", name(), t.dtype.name());
                 return Err(fp8(&what));
             }
             found = Form::Fp8;
@@ -113,7 +113,8 @@ pub fn form(tensors: &[TensorInfo], blocks: &[usize], announced: Form, arch: &Ar
                 .is_some_and(|(&group, rest)| group == MXFP4_GROUP && scales.is_some_and(|s| s.shape == rest));
             if !fits {
                 return Err(Error::checkpoint(format!(
-                    "tensor '{name}' of shape {:?} has no scales of its shape without the last {MXFP4_GROUP}",
+                    "tensor '{}' of shape {:?} has no scales of its shape without the last {MXFP4_GROUP}",
+                    name(),
                     t.shape
                 ))
                 .next("fetch the whole model"));
@@ -123,7 +124,10 @@ pub fn form(tensors: &[TensorInfo], blocks: &[usize], announced: Form, arch: &Ar
         {
             let of_blocks = t.name.strip_suffix("_scales").map(|stem| format!("{stem}_blocks"));
             if !of_blocks.is_some_and(|b| by_name.contains_key(b.as_str())) {
-                return Err(fp8(&format!("'{name}' is a scale of quantised weights, and none that it belongs to is")));
+                return Err(fp8(&format!(
+                    "'{}' is a scale of quantised weights, but the weight it belongs to is not here as FP8",
+                    name()
+                )));
             }
         }
     }

@@ -3,6 +3,7 @@
 mod files;
 pub mod headers;
 mod parts;
+mod refusals;
 
 use crate::support::fixture::{Model, Tensor, put};
 use blockstream_tui::checkpoint::{self, Checkpoint, Role};
