@@ -75,7 +75,9 @@ fn settle_environment() {
 fn dispatch(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         None => workbench(&cli),
-        Some(Command::Plan { checkpoint, config, json }) => show_plan(&config.loaded(Some(&checkpoint))?, json),
+        Some(Command::Plan { checkpoint, config, json, what_if }) => {
+            show_plan(&config.loaded(Some(&checkpoint))?, json, &what_if)
+        }
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
         #[cfg(feature = "torch")]
@@ -147,11 +149,14 @@ fn workbench(_: &Cli) -> Result<ExitCode> {
     Err(Error::usage("this build has no screen (feature 'tui' is off)").next("use a subcommand; --help lists them"))
 }
 
-fn show_plan(loaded: &load::Loaded, json: bool) -> Result<ExitCode> {
+fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<ExitCode> {
     let config = &loaded.config;
-    let opened = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
+    let edits = what_if.iter().map(|e| plan::Edit::parse(e)).collect::<Result<Vec<_>>>()?;
+    let opened = checkpoint::open_model(&config.model.path, config.model.rebuild_index)?;
     let machine = device::machine(config, Some(&opened.dir))?;
-    let report = plan::plan(&opened, &machine, config)?;
+    let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;
+    let results = config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
+    report::with_ledger(&mut report, config, &report::list(&results));
     loaded.notes.iter().for_each(|n| print::progress(n));
     if json {
         print::json(&serde_json::to_value(&report).map_err(|e| Error::run(format!("the plan as JSON: {e}")))?)?;

@@ -165,6 +165,12 @@ pub struct RunEntry {
     pub seconds_per_step: Option<f64>,
     /// Tiers of its blocks.
     pub tiers: Vec<TierName>,
+    /// Month it began in, `2026-11`; empty if unknown.
+    #[serde(default)]
+    pub month: String,
+    /// Bytes it wrote, to the model's drive and to its own folder.
+    #[serde(default)]
+    pub written: Bytes,
 }
 
 /// What the screen may ask of the rest of the program. Calls return fast or say that work has begun.
@@ -176,6 +182,11 @@ pub trait Services {
     /// # Errors
     /// The checkpoint can't be read.
     fn plan(&mut self, config: &RunConfig) -> Result<crate::plan::PlanReport>;
+    /// Plans `config` for the machine with `edits` made, for screens that ask "what if".
+    ///
+    /// # Errors
+    /// As [`Services::plan`], or an edit is for a card that isn't there.
+    fn what_if(&mut self, config: &RunConfig, edits: &[crate::plan::Edit]) -> Result<crate::plan::PlanReport>;
     /// Starts a run on the worker thread; its events arrive by [`Services::poll`].
     ///
     /// # Errors

@@ -7,6 +7,8 @@
 mod keys_and_messages;
 #[path = "screens/pace.rs"]
 mod pace;
+#[path = "screens/whatif.rs"]
+mod whatif;
 
 use blockstream_tui::config::RunConfig;
 use blockstream_tui::event::{BlockState, Event, EventKind, Gauges, Level, Notice, RunFinished, RunStatus, StepRecord};

@@ -115,6 +115,8 @@ mod tests {
             vram: Default::default(),
             host: Default::default(),
             wear: Default::default(),
+            space: Default::default(),
+            fix_command: None,
             placement: vec![BlockPlace { block: 0, tier, bytes: Bytes(BLOCK) }; n],
             ring_slots: slots,
             residency: slots,

@@ -4,8 +4,10 @@
 //! Defaults are those of transformers' configuration classes, and a default taken is a note.
 
 use super::files::clean;
+use super::packed::{self, Form};
+use super::planned::{self, Known};
 use super::rope;
-use super::types::{Activation, Arch, Family, SpecialIds};
+use super::types::{Activation, Arch, Experts, Family, Rope, RopeScaling, SpecialIds};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -25,6 +27,12 @@ pub struct Read {
     pub tower: Option<&'static str>,
     /// `attention_bias` as written.
     pub attention_bias: Option<bool>,
+    /// Why the family can be planned, not trained.
+    pub plan_only: Option<String>,
+    /// How `quantization_config` says the weights are stored.
+    pub announced: Form,
+    /// Layers behind the last block that predict further tokens.
+    pub next_layers: usize,
 }
 
 /// Reads the architecture from a parsed `config.json`, and end tokens from `generation_config.json` if it is there.
@@ -34,10 +42,14 @@ pub struct Read {
 pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let outer = config.as_object().ok_or_else(|| bad("it is not a JSON object"))?;
     let inner = outer.get("text_config").and_then(Value::as_object);
-    let mut keys = Keys { map: inner.unwrap_or(outer), outer, notes: Vec::new() };
-    refuse_quantised(&keys)?;
-    let family = family(&keys)?;
-    refuse_experts(&keys)?;
+    let mut keys = Keys { map: inner.unwrap_or(outer).clone(), outer, notes: Vec::new() };
+    let announced = packed::announced(keys.get_any("quantization_config"))?;
+    let (family, known) = family(&keys)?;
+    match known {
+        Some(known) => keys.take_defaults(known)?,
+        None => refuse_experts(&keys, announced)?,
+    }
+    let experts = mixture(&keys)?;
 
     let hidden = keys.required("hidden_size", MAX_DIM)?;
     let n_heads = keys.required("num_attention_heads", MAX_DIM)?;
@@ -68,18 +80,25 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
         head_dim,
         vocab: keys.required("vocab_size", MAX_DIM)?,
         norm_eps,
-        rope: rope::read(keys.map, &mut keys.notes)?,
+        rope: match known {
+            None => rope::read(&keys.map, &mut keys.notes)?,
+            // No plan depends on the rotary rule, and these families have rules of their own.
+            Some(_) => Rope { theta: keys.float("rope_theta")?.unwrap_or(10_000.0), scaling: RopeScaling::None },
+        },
         tied: tied(&keys)?,
-        act: activation(&keys)?,
+        act: if known.is_some() { Activation::Silu } else { activation(&keys)? },
         windows: windows(&mut keys, family, n_layers)?,
         max_positions,
         special: special(&mut keys, generation),
+        experts,
     };
     let tower = ["vision_config", "audio_config", "speech_config"]
         .into_iter()
         .find(|k| outer.get(*k).is_some_and(|v| !v.is_null()));
     let attention_bias = keys.flag("attention_bias")?;
-    Ok(Read { arch, notes: keys.notes, tower, attention_bias })
+    let next_layers = if known.is_some() { keys.count("num_nextn_predict_layers", 16)?.unwrap_or(0) } else { 0 };
+    let plan_only = known.map(planned::reason);
+    Ok(Read { arch, notes: keys.notes, tower, attention_bias, plan_only, announced, next_layers })
 }
 
 /// `model_type` of a config, for showing; `None` if it has none.
@@ -94,20 +113,10 @@ pub(super) fn bad(what: &str) -> Error {
     Error::checkpoint(format!("config.json: {what}"))
 }
 
-/// What a model with `quant_method` is refused with; also used where only the tensors give it away.
-pub(super) fn prequantised(what: &str) -> Error {
-    Error::checkpoint(format!("Pre-quantised ({what}): not trainable here")).next("use the 16-bit original")
-}
-
-/// What an FP8 model is refused with.
-pub(super) fn fp8(what: &str) -> Error {
-    Error::checkpoint(format!("FP8 not supported: {what}")).next("convert to bf16, or use the 16-bit original")
-}
-
 struct Keys<'a> {
-    /// The text config.
-    map: &'a Map<String, Value>,
-    /// The whole file; the same as `map` for text-only models.
+    /// The text config, with a plan-only family's defaults filled in.
+    map: Map<String, Value>,
+    /// The whole file; the text config itself for text-only models.
     outer: &'a Map<String, Value>,
     notes: Vec<String>,
 }
@@ -120,6 +129,17 @@ impl Keys<'_> {
     /// A key of the text config, else of the whole file.
     fn get_any(&self, key: &str) -> Option<&Value> {
         self.get(key).or_else(|| self.outer.get(key).filter(|v| !v.is_null()))
+    }
+    /// Fills in what a family's public configs leave out.
+    fn take_defaults(&mut self, family: &Known) -> Result<()> {
+        for (key, value) in family.defaults {
+            if self.get_any(key).is_none() {
+                let default = serde_json::from_str(value).map_err(|e| bad(&format!("the default of '{key}': {e}")))?;
+                self.map.insert((*key).into(), default);
+                self.notes.push(format!("config.json has no {key}: {value} taken, {}'s default", family.name));
+            }
+        }
+        Ok(())
     }
     fn required(&self, key: &str, max: u64) -> Result<usize> {
         self.count(key, max)?.ok_or_else(|| bad(&format!("'{key}' is missing")))
@@ -152,21 +172,24 @@ pub(super) fn short(value: &Value) -> String {
     clean(&value.to_string())
 }
 
-fn family(keys: &Keys) -> Result<Family> {
+/// The family, and what is known of it if it can only be planned.
+fn family(keys: &Keys) -> Result<(Family, Option<&'static Known>)> {
     let supported = "supported: llama, mistral, qwen2, qwen3";
     let Some(name) = keys.get("model_type").and_then(Value::as_str) else {
         return Err(bad(&format!("'model_type' is missing; {supported}")));
     };
-    Ok(match name {
+    let family = match name {
         "llama" => Family::Llama,
         "mistral" => Family::Mistral,
         "qwen2" => Family::Qwen2,
         "qwen3" => Family::Qwen3,
-        _ if name.contains("moe") || ["mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "dbrx"].contains(&name) => {
+        _ if let Some(known) = planned::known(name) => return Ok((Family::Planned, Some(known))),
+        _ if name.contains("moe") || ["deepseek_v2", "deepseek_v3", "dbrx"].contains(&name) => {
             return Err(experts(&format!("model_type '{}'", clean(name))));
         }
         _ => return Err(bad(&format!("model_type '{}' is not supported", clean(name))).next(supported)),
-    })
+    };
+    Ok((family, None))
 }
 
 /// What a mixture-of-experts model is refused with.
@@ -175,31 +198,44 @@ pub(super) fn experts(what: &str) -> Error {
         .next("pick a dense model: llama, mistral, qwen2, qwen3")
 }
 
-fn refuse_experts(keys: &Keys) -> Result<()> {
-    for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
-        if keys.get(key).and_then(Value::as_u64).is_some_and(|n| n > 1) {
-            return Err(experts(&format!("config.json has '{key}'")));
-        }
+/// Keys that give the number of routed experts.
+const EXPERTS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+
+/// Refuses what a family that trains can't have.
+fn refuse_experts(keys: &Keys, announced: Form) -> Result<()> {
+    if announced == Form::Mxfp4 {
+        return Err(bad("quantization_config has quant_method mxfp4, which only gpt_oss is read with")
+            .next("use the 16-bit original"));
     }
-    Ok(())
+    match EXPERTS.iter().find(|k| keys.get(k).and_then(Value::as_u64).is_some_and(|n| n > 1)) {
+        Some(key) => Err(experts(&format!("config.json has '{key}'"))),
+        None => Ok(()),
+    }
 }
 
-fn refuse_quantised(keys: &Keys) -> Result<()> {
-    let Some(q) = keys.get_any("quantization_config") else {
-        return Ok(());
+/// The mixture of experts that a plan-only family's config describes.
+fn mixture(keys: &Keys) -> Result<Option<Experts>> {
+    let first = |names: &[&str], max: u64| -> Result<Option<usize>> {
+        let key = names.iter().find(|k| keys.get(k).is_some());
+        key.map_or(Ok(None), |k| keys.count(k, max))
     };
-    let method = q.get("quant_method").and_then(Value::as_str);
-    let loaded = |key: &str| q.get(key).and_then(Value::as_bool).unwrap_or(false);
-    if method.is_some_and(|m| m.contains("fp8")) {
-        return Err(fp8("config.json has quantization_config with quant_method fp8"));
-    }
-    let bits = match q.get("bits").and_then(Value::as_u64) {
-        Some(bits) => format!(" {bits}-bit"),
-        None if loaded("load_in_4bit") => " 4-bit".into(),
-        None if loaded("load_in_8bit") => " 8-bit".into(),
-        None => String::new(),
+    let Some(count) = first(&EXPERTS, 1 << 16)?.filter(|n| *n > 1) else {
+        return Ok(None);
     };
-    Err(prequantised(&format!("{}{bits}", clean(method.unwrap_or("unknown method")))))
+    let active = first(&["num_experts_per_tok", "experts_per_token"], count as u64)?
+        .ok_or_else(|| bad("'num_experts_per_tok' is missing"))?;
+    let intermediate = first(&["moe_intermediate_size", "intermediate_size"], MAX_DIM)?
+        .ok_or_else(|| bad("'moe_intermediate_size' is missing"))?;
+    // Some configs spell "none" as 0.
+    let shared = ["shared_expert_intermediate_size", "n_shared_experts"]
+        .into_iter()
+        .find(|k| keys.get(k).is_some_and(|v| v.as_u64() != Some(0)));
+    let shared = match shared {
+        Some(key @ "n_shared_experts") => intermediate * keys.required(key, 1 << 10)?,
+        Some(key) => keys.required(key, MAX_DIM)?,
+        None => 0,
+    };
+    Ok(Some(Experts { count, active, intermediate, shared }))
 }
 
 fn head_dim(keys: &mut Keys, family: Family, hidden: usize, n_heads: usize) -> Result<usize> {
@@ -250,7 +286,7 @@ fn windows(keys: &mut Keys, family: Family, n_layers: usize) -> Result<Vec<Optio
             keys.notes.push("config.json has no sliding_window: 4096 taken, mistral's default".into());
             Some(4096)
         }
-        None if family == Family::Llama => None,
+        None if matches!(family, Family::Llama | Family::Planned) => None,
         None => Some(4096),
     };
     let (window, first) = match family {
@@ -261,6 +297,8 @@ fn windows(keys: &mut Keys, family: Family, n_layers: usize) -> Result<Vec<Optio
             return Ok(vec![None; n_layers]);
         }
         Family::Mistral => (window, 0),
+        // Which layers have it, if their list doesn't say, is each family's own rule: full attention asks for more.
+        Family::Planned => (window, usize::MAX),
         Family::Qwen2 | Family::Qwen3 => {
             let used = keys.flag("use_sliding_window")?.unwrap_or(false);
             let first = match keys.map.get("max_window_layers") {

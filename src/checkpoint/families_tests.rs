@@ -48,12 +48,30 @@ fn bad_numbers_are_named() {
 
 #[test]
 fn unknown_families_list_what_is_supported() {
-    refused(Model::tiny().set("model_type", "gemma3"), &["'gemma3'", "llama, mistral, qwen2, qwen3"]);
+    refused(Model::tiny().set("model_type", "mamba"), &["'mamba'", "llama, mistral, qwen2, qwen3"]);
     refused(Model::tiny().unset("model_type"), &["model_type", "supported"]);
-    for moe in ["mixtral", "qwen2_moe", "deepseek_v3"] {
+    for moe in ["deepseek_v3", "jetmoe", "dbrx"] {
         refused(Model::tiny().set("model_type", moe), &["mixture of experts", moe]);
     }
     refused(Model::tiny().set("num_local_experts", 8), &["mixture of experts", "num_local_experts"]);
+}
+
+#[test]
+fn families_for_planning_are_read_with_their_defaults() {
+    let gemma = |m: Model| arch(m.set("model_type", "gemma3_text").set("hidden_act", "gelu_pytorch_tanh"));
+    let r = gemma(Model::tiny().unset("head_dim").unset("vocab_size").unset("tie_word_embeddings"));
+    assert_eq!((r.arch.family, r.arch.head_dim, r.arch.vocab, r.arch.tied), (Family::Planned, 256, 262_208, true));
+    assert_eq!(r.plan_only.as_deref(), Some("gemma3: this version can plan it, not train it"));
+    assert!(r.notes.iter().any(|n| n.contains("no vocab_size: 262208 taken, gemma3's default")), "{:?}", r.notes);
+    let r = arch(Model::tiny().set("model_type", "mixtral").set("num_local_experts", 8).set("num_experts_per_tok", 2));
+    assert_eq!(r.arch.experts, Some(Experts { count: 8, active: 2, intermediate: 128, shared: 0 }));
+    let qwen2 = Model::tiny().set("model_type", "qwen2_moe").set("num_experts", 60).set("moe_intermediate_size", 32);
+    refused(qwen2.clone(), &["'num_experts_per_tok' is missing"]);
+    refused(qwen2.clone().set("num_experts_per_tok", 61), &["num_experts_per_tok", "1 to 60"]);
+    let r = arch(qwen2.set("num_experts_per_tok", 4).set("shared_expert_intermediate_size", 96));
+    assert_eq!(r.arch.experts, Some(Experts { count: 60, active: 4, intermediate: 32, shared: 96 }));
+    let packed = json!({ "quant_method": "mxfp4" });
+    refused(Model::tiny().set("quantization_config", packed), &["mxfp4", "gpt_oss"]);
 }
 
 #[test]

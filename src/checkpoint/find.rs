@@ -87,11 +87,13 @@ fn entry(path: PathBuf, origin: &str) -> ModelEntry {
     let origin = if hub_name.is_some() { "hub cache" } else { origin }.to_string();
     match open(&path, Depth::Weights) {
         Ok(c) => ModelEntry {
-            family: format!("{:?}", c.arch.family).to_lowercase(),
+            family: c.family(),
             params: c.params(),
             bytes: c.total_bytes(),
             n_blocks: c.blocks.len(),
-            problem: c.not_here.then(|| "only headers are here: can be planned, not trained".into()),
+            problem: c
+                .plan_only
+                .or_else(|| c.not_here.then(|| "only headers are here: can be planned, not trained".into())),
             name: c.name,
             path,
             origin,

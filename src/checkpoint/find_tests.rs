@@ -36,7 +36,7 @@ fn the_list_shows_good_and_broken_models_and_nothing_twice() {
     Model::tiny().write(&place.join("good"));
     Model::family("qwen3").shards(2).write(&place.join("short"));
     std::fs::remove_file(place.join("short/model-00001-of-00002.safetensors")).unwrap();
-    Model::tiny().set("model_type", "gemma3").write(&place.join("other"));
+    Model::tiny().set("model_type", "mamba").write(&place.join("other"));
     Model::tiny().write_headers(&place.join("plan"));
     std::fs::create_dir_all(place.join("empty")).unwrap();
     std::fs::create_dir_all(place.join("adapter")).unwrap();
@@ -50,7 +50,7 @@ fn the_list_shows_good_and_broken_models_and_nothing_twice() {
         seen,
         [
             ("good", "folder", "llama"),
-            ("other", "folder", "gemma3"),
+            ("other", "folder", "mamba"),
             ("plan", "folder", "llama"),
             ("short", "folder", "qwen3"),
             ("demo-model", "demo", "llama"),
@@ -59,7 +59,7 @@ fn the_list_shows_good_and_broken_models_and_nothing_twice() {
     );
     let good = &all[0];
     assert_eq!((good.params, good.bytes.0, good.n_blocks, &good.problem), (181_824, 363_648, 4, &None));
-    assert!(all[1].problem.as_ref().unwrap().contains("'gemma3' is not supported"));
+    assert!(all[1].problem.as_ref().unwrap().contains("'mamba' is not supported"));
     assert!(all[2].problem.as_ref().unwrap().contains("headers"));
     assert!(all[3].problem.as_ref().unwrap().contains("incomplete copy or download?"));
     assert!(all[3].bytes.0 > 100_000, "what is there is counted");

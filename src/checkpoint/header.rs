@@ -149,31 +149,34 @@ fn check(path: &Path, raw: RawHeader, file_len: u64, data_start: u64) -> Result<
 /// One tensor by itself: its shape, type and range agree.
 fn check_tensor(name: String, t: RawTensor) -> Result<HeaderTensor, String> {
     let (begin, end) = t.data_offsets;
-    let shown_name = clean(&name);
-    let range = format!("bytes [{begin}, {end}]");
+    // Words are made only where they are needed: a header may hold a hundred thousand tensors.
+    let shown_name = || clean(&name);
+    let range = || format!("bytes [{begin}, {end}]");
     let Some(bytes) = end.checked_sub(begin) else {
-        return Err(format!("tensor '{shown_name}' ends before it begins: {range}"));
+        return Err(format!("tensor '{}' ends before it begins: {}", shown_name(), range()));
     };
     if t.shape.len() > MAX_RANK {
-        return Err(format!("tensor '{shown_name}' has {} dimensions", t.shape.len()));
+        return Err(format!("tensor '{}' has {} dimensions", shown_name(), t.shape.len()));
     }
-    let too_big = || format!("tensor '{shown_name}' has shape {:?}, whose size passes 64 bits", t.shape);
+    let too_big = || format!("tensor '{}' has shape {:?}, whose size passes 64 bits", shown_name(), t.shape);
     let elements = t.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).ok_or_else(too_big)?;
     let (dtype, bits) = dtype(&t.dtype);
     match bits {
         // An unknown type has at least one bit an element, which keeps element counts honest.
         None if elements > bytes.saturating_mul(8) => {
-            return Err(format!("tensor '{shown_name}' of shape {:?} can't lie in {range}", t.shape));
+            return Err(format!("tensor '{}' of shape {:?} can't lie in {}", shown_name(), t.shape, range()));
         }
         None => {}
         Some(bits) => {
             let need = elements.checked_mul(u64::from(bits)).ok_or_else(too_big)?;
             if need % 8 != 0 || need / 8 != bytes {
                 return Err(format!(
-                    "tensor '{shown_name}' of shape {:?} and type {} takes {} bytes, but its {range} hold {bytes}",
+                    "tensor '{}' of shape {:?} and type {} takes {} bytes, but its {} hold {bytes}",
+                    shown_name(),
                     t.shape,
                     dtype.name(),
-                    need.div_ceil(8)
+                    need.div_ceil(8),
+                    range()
                 ));
             }
         }
@@ -212,15 +215,17 @@ fn check_ranges(tensors: &[HeaderTensor], data_len: u64, file_len: u64) -> Resul
     let mut last: Option<&HeaderTensor> = None;
     for t in tensors {
         let at = last.map_or(0, |l| l.end);
-        let here = format!("'{}' [{}, {}]", clean(&t.name), t.begin, t.end);
-        let before =
-            last.map_or("the start of the data".into(), |l| format!("'{}' [{}, {}]", clean(&l.name), l.begin, l.end));
+        let here = || format!("'{}' [{}, {}]", clean(&t.name), t.begin, t.end);
+        let before = || {
+            last.map_or("the start of the data".into(), |l| format!("'{}' [{}, {}]", clean(&l.name), l.begin, l.end))
+        };
         if t.begin < at {
             let both = format!("bytes [{}, {}] belong to both", t.begin, at.min(t.end));
-            return Err((format!("tensors {before} and {here} overlap: {both}"), ""));
+            return Err((format!("tensors {} and {} overlap: {both}", before(), here()), ""));
         }
         if t.begin > at {
-            return Err((format!("bytes [{at}, {}] between {before} and {here} belong to no tensor", t.begin), ""));
+            let between = format!("between {} and {}", before(), here());
+            return Err((format!("bytes [{at}, {}] {between} belong to no tensor", t.begin), ""));
         }
         last = Some(t);
     }

@@ -103,6 +103,33 @@ pub fn rebuild(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// [`rebuild`], but only where the index is stale or gone and the other files hold every tensor that it named; otherwise
+/// nothing is written. Returns what was done.
+///
+/// # Errors
+/// As [`rebuild`]. What an index lacks that the other files lack too, is left for opening to refuse.
+pub fn rebuild_stale(dir: &Path) -> Result<Option<String>> {
+    let stale = if exists(&dir.join(INDEX)) {
+        let path = dir.join(INDEX);
+        let index: Index = parse_json(&path, &read_small(&path, MAX_INDEX)?)?;
+        let named: BTreeSet<&str> = index.weight_map.iter().map(|(_, file)| file.as_str()).collect();
+        for name in &named {
+            check_name(name, &path)?;
+        }
+        let absent: Vec<&str> = named.iter().copied().filter(|name| source(dir, name).is_none()).collect();
+        !absent.is_empty() && covered(dir, &index.weight_map, &absent, &named).is_some()
+    } else {
+        source(dir, SINGLE).is_none() && safetensors_in(dir).len() > 1
+    };
+    if !stale {
+        return Ok(None);
+    }
+    let old = exists(&dir.join(INDEX));
+    rebuild(dir)?;
+    let kept = if old { format!("; the old one is '{INDEX}.old'") } else { String::new() };
+    Ok(Some(format!("the index was rebuilt from the {} files here, as asked{kept}", safetensors_in(dir).len())))
+}
+
 /// The error for a tensor that two files hold.
 pub(super) fn twice(tensor: &str, a: &str, b: &str) -> Error {
     Error::checkpoint(format!("tensor '{}' is in both '{}' and '{}'", clean(tensor), clean(a), clean(b)))
@@ -182,8 +209,8 @@ fn check_name(name: &str, index: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The error for an index whose files are not all here.
-fn absent_files(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeSet<&str>) -> Error {
+/// How many files that the index doesn't name hold every tensor that the `absent` ones should, and how many those are.
+fn covered(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeSet<&str>) -> Option<(usize, usize)> {
     let lost: BTreeSet<&str> =
         map.iter().filter(|(_, f)| absent.contains(&f.as_str())).map(|(t, _)| t.as_str()).collect();
     let others: Vec<String> = safetensors_in(dir).into_iter().filter(|n| !named.contains(n.as_str())).collect();
@@ -192,25 +219,29 @@ fn absent_files(dir: &Path, map: &[(String, String)], absent: &[&str], named: &B
         .filter_map(|n| header::read(&dir.join(n)).ok())
         .flat_map(|h| h.header.tensors.into_iter().map(|t| t.name))
         .collect();
-    if !others.is_empty() && lost.iter().all(|t| held.contains(*t)) {
+    (!others.is_empty() && lost.iter().all(|t| held.contains(*t))).then_some((others.len(), lost.len()))
+}
+
+/// The error for an index whose files are not all here.
+fn absent_files(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeSet<&str>) -> Error {
+    if let Some((others, lost)) = covered(dir, map, absent, named) {
         return Error::checkpoint(format!(
-            "the index of {} names {} absent {}; {} other safetensors {} all {} expected tensors",
+            "{}: the index names {} absent {}; {others} other safetensors {} all {lost} expected tensors",
             shown(dir),
             absent.len(),
             plural(absent.len(), "file", "files"),
-            others.len(),
-            plural(others.len(), "file covers", "files cover"),
-            lost.len()
+            plural(others, "file covers", "files cover"),
         ))
-        .next("if those files are the model, rebuild the index");
+        .next("if those files are the model, rebuild the index: --rebuild-index (model.rebuild_index = true)");
     }
+    let lost = map.iter().filter(|(_, f)| absent.contains(&f.as_str())).count();
     Error::checkpoint(format!(
         "{} lacks {} of {} weights files: {}, with {} of {} tensors (incomplete copy or download?)",
         shown(dir),
         absent.len(),
         named.len(),
         list(absent.iter().copied()),
-        lost.len(),
+        lost,
         map.len()
     ))
     .next("fetch the missing files")
@@ -225,7 +256,7 @@ fn no_weights(dir: &Path, present: &[String]) -> Error {
             present.len(),
             list(present.iter().map(String::as_str))
         ))
-        .next("fetch the index, or rebuild it from these files");
+        .next("fetch the index, or rebuild it from these files: --rebuild-index (model.rebuild_index = true)");
     }
     let has = |end: &str| names_in(dir).iter().any(|n| n.ends_with(end));
     let (what, next) = if has(".gguf") {

@@ -4,10 +4,12 @@
 //! Whether a projection has a bias is decided by its presence in the headers. A block tensor without a place is an
 //! error: dropping it would train another model.
 
-use super::families::{Read, experts, fp8, prequantised};
+use super::families::{Read, experts};
 use super::files::clean;
 use super::index::{list, plural};
-use super::types::{Arch, Block, BlockTensor, Dtype, Family, Role, TensorInfo};
+use super::packed::{self, Form};
+use super::planned;
+use super::types::{Arch, Block, BlockTensor, Family, Role, TensorInfo};
 use crate::error::{Error, Result};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, HashMap};
@@ -37,20 +39,59 @@ pub struct Inventory {
     pub unused: Vec<usize>,
     /// What the user should see.
     pub notes: Vec<String>,
+    /// Why it can be planned, not trained.
+    pub plan_only: Option<String>,
+}
+
+/// The blocks of a family that trains: every tensor has its role, every role its tensor. Scales of FP8 weights, which
+/// `packed::form` has found to belong to one, stand beside them.
+fn trainable_blocks(
+    layers: &[Vec<(&str, usize)>],
+    tensors: &[TensorInfo],
+    mut strays: Vec<usize>,
+    prefix: &str,
+    arch: &Arch,
+) -> Result<Vec<Block>> {
+    let mut placed: Vec<BTreeMap<Role, usize>> = vec![BTreeMap::new(); arch.n_layers];
+    let mut scales: Vec<Vec<BlockTensor>> = vec![Vec::new(); arch.n_layers];
+    for (n, layer) in layers.iter().enumerate() {
+        for &(suffix, i) in layer {
+            let role = Role::ALL.into_iter().find(|r| r.suffix() == suffix);
+            match role.filter(|r| wanted(*r, arch.family).is_some()) {
+                Some(role) => {
+                    placed[n].insert(role, i);
+                }
+                None if packed::is_scale(&tensors[i]) => {
+                    scales[n].push(BlockTensor { role: planned::role(suffix), tensor: i });
+                }
+                None => strays.push(i),
+            }
+        }
+    }
+    strays.sort_unstable();
+    refuse_strays(tensors, &strays, arch)?;
+    refuse_missing(prefix, &placed, arch)?;
+    let block = |(index, (roles, scales)): (usize, (&BTreeMap<Role, usize>, Vec<BlockTensor>))| {
+        let listed = Role::ALL.iter().filter_map(|&role| Some(BlockTensor { role, tensor: *roles.get(&role)? }));
+        let listed: Vec<BlockTensor> = listed.chain(scales).collect();
+        let bytes = listed.iter().map(|t| Bytes(tensors[t.tensor].bytes)).sum();
+        Block { index, tensors: listed, bytes }
+    };
+    Ok(placed.iter().zip(scales).enumerate().map(block).collect())
 }
 
 /// Finds the place of every tensor of a model of architecture `read.arch`.
 ///
 /// # Errors
-/// No decoder block found; a tensor missing, of another shape or type than expected, without a place, quantised, or of a
-/// mixture of experts.
+/// No decoder block found; a tensor missing, of another shape or type than expected, without a place, quantised in a way
+/// that can't be planned, or of a mixture of experts that isn't known.
 pub fn assemble(tensors: &[TensorInfo], read: &Read) -> Result<Inventory> {
     let arch = &read.arch;
     let by_name: HashMap<&str, usize> = tensors.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
     let (prefix, heads) = find_prefix(tensors)?;
     let mut notes = Vec::new();
-    let mut placed: Vec<BTreeMap<Role, usize>> = vec![BTreeMap::new(); arch.n_layers];
-    let (mut unused, mut strays) = (Vec::new(), Vec::new());
+    let mut layers: Vec<Vec<(&str, usize)>> = vec![Vec::new(); arch.n_layers];
+    let (mut unused, mut strays, mut beyond) = (Vec::new(), Vec::new(), Vec::new());
     for (i, t) in tensors.iter().enumerate() {
         let Some(rest) = t.name.strip_prefix(prefix).and_then(|n| n.strip_prefix("layers.")) else {
             unused.push(i);
@@ -61,31 +102,38 @@ pub fn assemble(tensors: &[TensorInfo], read: &Read) -> Result<Inventory> {
             unused.push(i);
             continue;
         }
-        match place(rest, arch) {
-            Some((layer, role)) => {
-                placed[layer].insert(role, i);
-            }
-            None => strays.push(i),
+        match layer(rest) {
+            Some((n, suffix)) if n < arch.n_layers => layers[n].push((suffix, i)),
+            Some((n, _)) if n < arch.n_layers + read.next_layers => beyond.push(i),
+            _ => strays.push(i),
         }
     }
-    refuse_strays(tensors, &strays, &placed, arch)?;
-    refuse_missing(prefix, &placed, arch)?;
-
-    let mut blocks = Vec::with_capacity(arch.n_layers);
-    for (index, roles) in placed.iter().enumerate() {
-        for (&role, &tensor) in roles {
-            check(&tensors[tensor], &shape(role, arch))?;
+    let in_blocks: Vec<usize> = layers.iter().flatten().map(|(_, i)| *i).chain(strays.iter().copied()).collect();
+    let form = packed::form(tensors, &in_blocks, read.announced, arch)?;
+    layers.iter_mut().for_each(|l| l.sort_unstable());
+    let blocks = if arch.family == Family::Planned {
+        refuse_strays(tensors, &strays, arch)?;
+        planned::blocks(&layers, tensors, arch)?
+    } else {
+        trainable_blocks(&layers, tensors, strays, prefix, arch)?
+    };
+    for t in blocks.iter().flat_map(|b| &b.tensors) {
+        check_type(&tensors[t.tensor], form)?;
+        if Role::ALL.contains(&t.role) {
+            check_shape(&tensors[t.tensor], &shape(t.role, arch))?;
         }
-        let listed = Role::ALL.iter().filter_map(|&role| Some(BlockTensor { role, tensor: *roles.get(&role)? }));
-        let bytes = roles.values().map(|&i| Bytes(tensors[i].bytes)).sum();
-        blocks.push(Block { index, tensors: listed.collect(), bytes });
     }
-    note_biases(&mut notes, &placed[0], read);
+    note_biases(&mut notes, &blocks[0], read);
+    if !beyond.is_empty() {
+        let bytes = beyond.iter().map(|&i| Bytes(tensors[i].bytes)).sum::<Bytes>();
+        notes.push(format!("layers past the last block predict further tokens ({bytes}): they are not loaded"));
+    }
 
     let (hidden, vocab) = (arch.hidden as u64, arch.vocab as u64);
     let find = |name: &str, shape: &[u64]| -> Result<usize> {
         let &i = by_name.get(name).ok_or_else(|| absent(name))?;
-        check(&tensors[i], shape)?;
+        check_shape(&tensors[i], shape)?;
+        check_type(&tensors[i], Form::Plain)?;
         Ok(i)
     };
     let embed = find(&format!("{prefix}embed_tokens.weight"), &[vocab, hidden])?;
@@ -106,10 +154,12 @@ pub fn assemble(tensors: &[TensorInfo], read: &Read) -> Result<Inventory> {
     };
     unused.retain(|&i| i != embed && i != final_norm && Some(i) != head);
     note_unused(&mut notes, tensors, &unused, stored_head.filter(|_| arch.tied), read);
-    Ok(Inventory { prefix: prefix.into(), embed, final_norm, head, blocks, unused, notes })
+    unused.extend(beyond);
+    let plan_only = packed::plan_only(form).or_else(|| read.plan_only.clone());
+    Ok(Inventory { prefix: prefix.into(), embed, final_norm, head, blocks, unused, notes, plan_only })
 }
 
-/// The shape of `role` in a block of `arch`.
+/// The shape of `role` in a block of `arch`; empty for the roles that stand for several names.
 #[must_use]
 pub fn shape(role: Role, arch: &Arch) -> Vec<u64> {
     let (hidden, inter, d) = (arch.hidden as u64, arch.intermediate as u64, arch.head_dim as u64);
@@ -125,6 +175,7 @@ pub fn shape(role: Role, arch: &Arch) -> Vec<u64> {
         Role::Gate | Role::Up => vec![inter, hidden],
         Role::Down => vec![hidden, inter],
         Role::GateBias | Role::UpBias => vec![inter],
+        Role::AttentionOther | Role::Expert | Role::FeedForwardOther => Vec::new(),
     }
 }
 
@@ -137,6 +188,7 @@ fn wanted(role: Role, family: Family) -> Option<bool> {
         Role::QBias | Role::KBias | Role::VBias => (family != Family::Mistral).then_some(false),
         Role::OBias => matches!(family, Family::Llama | Family::Qwen3).then_some(false),
         Role::GateBias | Role::UpBias | Role::DownBias => (family == Family::Llama).then_some(false),
+        Role::AttentionOther | Role::Expert | Role::FeedForwardOther => None,
     }
 }
 
@@ -157,41 +209,30 @@ fn find_prefix(tensors: &[TensorInfo]) -> Result<(&'static str, &'static [&'stat
     )))
 }
 
-/// Layer and role of what follows `layers.` in a name.
-fn place(rest: &str, arch: &Arch) -> Option<(usize, Role)> {
+/// Layer number and the rest of what follows `layers.` in a name.
+fn layer(rest: &str) -> Option<(usize, &str)> {
     let (digits, suffix) = rest.split_once('.')?;
     // Written back and compared, so that `+1` and `01` have no place.
-    let layer: usize = digits.parse().ok().filter(|n: &usize| *n < arch.n_layers && n.to_string() == digits)?;
-    let role = Role::ALL.into_iter().find(|r| r.suffix() == suffix)?;
-    wanted(role, arch.family).map(|_| (layer, role))
+    let layer = digits.parse().ok().filter(|n: &usize| n.to_string() == digits)?;
+    Some((layer, suffix))
 }
 
-/// Refuses tensors below `layers.` that have no place, and quantised ones that only look as if they had.
-fn refuse_strays(
-    tensors: &[TensorInfo],
-    strays: &[usize],
-    placed: &[BTreeMap<Role, usize>],
-    arch: &Arch,
-) -> Result<()> {
-    let all = strays.iter().chain(placed.iter().flat_map(BTreeMap::values));
-    for t in all.map(|&i| &tensors[i]) {
-        if let Some(e) = quantised(t, tensors) {
-            return Err(e);
-        }
-    }
+/// Refuses tensors below `layers.` that have no place.
+fn refuse_strays(tensors: &[TensorInfo], strays: &[usize], arch: &Arch) -> Result<()> {
     let Some(&first) = strays.first() else {
         return Ok(());
     };
     let name = &tensors[first].name;
+    let layer = name.split("layers.").nth(1).and_then(|r| r.split('.').next()).and_then(|d| d.parse::<usize>().ok());
+    let past = layer.is_some_and(|n| n >= arch.n_layers);
     let expert = |n: &str| n.contains(".experts.") || n.contains("block_sparse_moe") || n.ends_with(".mlp.gate.weight");
-    if let Some(&i) = strays.iter().find(|&&i| expert(&tensors[i].name)) {
+    if !past && let Some(&i) = strays.iter().find(|&&i| expert(&tensors[i].name)) {
         return Err(experts(&format!("tensor '{}'", clean(&tensors[i].name))));
     }
-    let layer = name.split("layers.").nth(1).and_then(|r| r.split('.').next()).and_then(|d| d.parse::<usize>().ok());
     let family = format!("{:?}", arch.family).to_lowercase();
-    let why = match layer {
-        Some(n) if n >= arch.n_layers => format!("config.json has num_hidden_layers {}", arch.n_layers),
-        _ => format!("a {family} block has no place for it"),
+    let why = match past {
+        true => format!("config.json has num_hidden_layers {}", arch.n_layers),
+        false => format!("a {family} block has no place for it"),
     };
     let more = match strays.len() {
         1 => String::new(),
@@ -199,32 +240,6 @@ fn refuse_strays(
     };
     Err(Error::checkpoint(format!("tensor '{}': {why}{more}", clean(name)))
         .next("ignoring it would train another model: check that config.json belongs to these weights"))
-}
-
-/// The refusal for a tensor that shows its model was quantised, whatever the config says.
-fn quantised(t: &TensorInfo, all: &[TensorInfo]) -> Option<Error> {
-    let name = clean(&t.name);
-    let ends = |list: &[&str]| list.iter().any(|s| t.name.ends_with(s));
-    if ends(&[".qweight", ".qzeros", ".g_idx"]) {
-        return Some(prequantised(&format!("gptq or awq: tensor '{name}'")));
-    }
-    if ends(&[".absmax", ".quant_map"]) || t.name.contains(".quant_state.") {
-        return Some(prequantised(&format!("bnb: tensor '{name}'")));
-    }
-    let Dtype::Other(dtype, _) = &t.dtype else {
-        let scale = ends(&["weight_scale_inv", "weight_scale", "scale_weight", "input_scale"]);
-        return scale.then(|| fp8(&format!("'{name}' is a scale of quantised weights")));
-    };
-    if dtype.starts_with("F8_") {
-        let stem = t.name.trim_end_matches(".weight");
-        let scaled = all.iter().any(|o| o.name != t.name && o.name.starts_with(stem) && o.name.contains("scale"));
-        let scale = if scaled { "" } else { ", and no scale tensor for it is stored" };
-        return Some(fp8(&format!("'{name}' is {dtype}{scale}")));
-    }
-    if ["U8", "I8", "I32", "U32"].contains(&dtype.as_str()) {
-        return Some(prequantised(&format!("tensor '{name}' is {dtype}")));
-    }
-    None
 }
 
 fn refuse_missing(prefix: &str, placed: &[BTreeMap<Role, usize>], arch: &Arch) -> Result<()> {
@@ -262,24 +277,32 @@ fn absent(name: &str) -> Error {
     Error::checkpoint(format!("tensor '{}' is missing", clean(name))).next("fetch the whole model")
 }
 
-fn check(t: &TensorInfo, shape: &[u64]) -> Result<()> {
-    let name = clean(&t.name);
-    if t.shape != shape {
-        return Err(Error::checkpoint(format!(
-            "tensor '{name}' has shape {:?}, but config.json implies {shape:?}",
-            t.shape
-        ))
-        .next("check that config.json (head_dim, hidden_size, heads, vocab_size) belongs to these weights"));
+fn check_shape(t: &TensorInfo, shape: &[u64]) -> Result<()> {
+    if t.shape == shape {
+        return Ok(());
     }
-    if !t.dtype.is_trainable() {
-        return Err(Error::checkpoint(format!("tensor '{name}' has type {}, which is not supported", t.dtype.name()))
-            .next("convert the model to BF16, F16 or F32"));
-    }
-    Ok(())
+    Err(Error::checkpoint(format!(
+        "tensor '{}' has shape {:?}, but config.json implies {shape:?}",
+        clean(&t.name),
+        t.shape
+    ))
+    .next("check that config.json (head_dim, hidden_size, heads, vocab_size) belongs to these weights"))
 }
 
-fn note_biases(notes: &mut Vec<String>, block: &BTreeMap<Role, usize>, read: &Read) {
-    let has = block.contains_key(&Role::QBias);
+fn check_type(t: &TensorInfo, form: Form) -> Result<()> {
+    if packed::countable(t, form) {
+        return Ok(());
+    }
+    let (name, dtype) = (clean(&t.name), t.dtype.name());
+    Err(Error::checkpoint(format!("tensor '{name}' has type {dtype}, which is not supported"))
+        .next("convert the model to BF16, F16 or F32"))
+}
+
+fn note_biases(notes: &mut Vec<String>, block: &Block, read: &Read) {
+    if read.arch.family == Family::Planned {
+        return;
+    }
+    let has = block.tensors.iter().any(|t| t.role == Role::QBias);
     let expected = read.attention_bias.unwrap_or(read.arch.family == Family::Qwen2);
     if expected && !has {
         notes.push("config.json implies q/k/v biases, but the file has none: none are used".into());
@@ -295,12 +318,14 @@ fn note_unused(notes: &mut Vec<String>, tensors: &[TensorInfo], unused: &[usize]
     let sum = |list: &[usize]| list.iter().map(|&i| Bytes(tensors[i].bytes)).sum::<Bytes>();
     if !tower.is_empty() {
         notes.push(format!(
-            "vision or audio tower: {} tensors, {}, carried, frozen, not streamed",
+            "vision or audio tower: {} {}, {}, carried, frozen, not streamed: it is not loaded, the model is read as \
+             text only",
             tower.len(),
+            plural(tower.len(), "tensor", "tensors"),
             sum(&tower)
         ));
     } else if let Some(key) = read.tower {
-        notes.push(format!("config.json has {key} but no such tensors are here: read as a text-only model"));
+        notes.push(format!("config.json has {key} but no such tensors are here: read as text only"));
     }
     let rest: Vec<usize> = rest.into_iter().filter(|&i| Some(tensors[i].name.as_str()) != head).collect();
     if !rest.is_empty() {

@@ -17,12 +17,16 @@ pub mod write;
 
 mod find;
 mod open;
+mod packed;
+mod planned;
 mod rope;
 mod sniff;
 
+pub use vocab::needs_tokenizer;
+
 pub use types::{
-    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Part, Role, Rope, RopeScaling, SpecialIds,
-    TensorInfo, WeightFile,
+    Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Experts, Family, Part, Role, Rope, RopeScaling,
+    SpecialIds, TensorInfo, WeightFile,
 };
 
 use crate::engine::ModelEntry;
@@ -38,6 +42,19 @@ use std::path::{Path, PathBuf};
 /// Anything missing, malformed, inconsistent or unsupported, by file and tensor name.
 pub fn open(dir: &Path) -> Result<Checkpoint> {
     open::open(dir, open::Depth::Whole)
+}
+
+/// [`resolve`] and [`open`] in one. With `rebuild_index`, an index that names files which are not there (or is gone) is
+/// first written anew, if the other safetensors files hold all that it named; a note says so.
+///
+/// # Errors
+/// Those of [`resolve`] and [`open`].
+pub fn open_model(model: &str, rebuild_index: bool) -> Result<Checkpoint> {
+    let dir = resolve(model)?;
+    let note = if rebuild_index { index::rebuild_stale(&dir)? } else { None };
+    let mut checkpoint = open(&dir)?;
+    checkpoint.notes.extend(note);
+    Ok(checkpoint)
 }
 
 /// Turns what the user typed (a folder, a hub cache folder, or `owner/name[@revision]` in the hub cache) into a model

@@ -48,6 +48,7 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
     let tensors = tensors(&set, &headers)?;
     notes.extend(index_notes(&set, &tensors));
     let found = inventory::assemble(&tensors, &read)?;
+    notes.extend(found.plan_only.iter().cloned());
     notes.extend(found.notes);
     if depth == Depth::Whole {
         notes.extend(vocab::check(&dir, read.arch.vocab)?);
@@ -73,6 +74,7 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
         unused: found.unused,
         notes,
         not_here: away > 0,
+        plan_only: found.plan_only,
         dir,
     })
 }

@@ -1,5 +1,7 @@
 //! The types that describe an opened checkpoint. Nothing here reads a file.
 
+use super::files::clean;
+use crate::error::{Error, Result};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -72,6 +74,17 @@ impl TensorInfo {
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
+    /// Weights it holds: its elements, two per byte of MXFP4 blocks, none for the scales of quantised weights.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        if super::packed::is_scale(self) {
+            0
+        } else if super::packed::is_mxfp4(self) {
+            2 * self.bytes
+        } else {
+            self.elements()
+        }
+    }
 }
 
 /// A weights file.
@@ -95,6 +108,8 @@ pub enum Family {
     Qwen2,
     /// Llama's block with per-head q/k norms.
     Qwen3,
+    /// One that can be planned, not trained; [`Checkpoint::plan_only`] names it.
+    Planned,
 }
 
 /// What a tensor does inside a decoder block.
@@ -136,10 +151,16 @@ pub enum Role {
     UpBias,
     /// `mlp.down_proj.bias`
     DownBias,
+    /// Another tensor of the attention half or a norm (plan-only families): sinks, fused q/k/v, further norms, scales.
+    AttentionOther,
+    /// Weights, or their scales, of the routed experts: one expert's, or all of a block in one tensor.
+    Expert,
+    /// Another tensor of the feed-forward half (plan-only families): router, shared expert, fused gate and up, biases.
+    FeedForwardOther,
 }
 
 impl Role {
-    /// Every role, in the order a block lists them.
+    /// Every role that the engine knows, in the order a block lists them; those of plan-only families follow.
     pub const ALL: [Role; 18] = [
         Role::InputNorm,
         Role::Q,
@@ -161,7 +182,7 @@ impl Role {
         Role::DownBias,
     ];
 
-    /// Name below `layers.N.`, as in every family here.
+    /// Name below `layers.N.`, as in every family here; empty for the roles that stand for several names.
     #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
@@ -183,16 +204,18 @@ impl Role {
             Role::GateBias => "mlp.gate_proj.bias",
             Role::UpBias => "mlp.up_proj.bias",
             Role::DownBias => "mlp.down_proj.bias",
+            Role::AttentionOther | Role::Expert | Role::FeedForwardOther => "",
         }
     }
 
-    /// The part of the block it is used in.
+    /// The part of the block it is used in. Which third of the feed-forward the tensors of plan-only families go to, the
+    /// planner decides by bytes.
     #[must_use]
     pub fn part(self) -> Part {
         match self {
             Role::Gate | Role::GateBias => Part::Gate,
             Role::Up | Role::UpBias => Part::Up,
-            Role::Down | Role::DownBias => Part::Down,
+            Role::Down | Role::DownBias | Role::Expert | Role::FeedForwardOther => Part::Down,
             _ => Part::Attention,
         }
     }
@@ -368,6 +391,21 @@ pub struct Arch {
     pub max_positions: usize,
     /// Special ids.
     pub special: SpecialIds,
+    /// Its mixture of experts, if it has one.
+    pub experts: Option<Experts>,
+}
+
+/// A mixture of experts, as a block that has one holds it. The first blocks of some models have a dense feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Routed experts of a block.
+    pub count: usize,
+    /// Routed experts that a token passes through.
+    pub active: usize,
+    /// Width of one expert's feed-forward.
+    pub intermediate: usize,
+    /// Width of the feed-forward that every token passes through beside them; 0 = none.
+    pub shared: usize,
 }
 
 /// An opened checkpoint: headers and config read, no weight touched.
@@ -403,6 +441,8 @@ pub struct Checkpoint {
     pub notes: Vec<String>,
     /// Headers only, the weights are not on this machine.
     pub not_here: bool,
+    /// Why this version can plan it, not train it; `None` if it can train it.
+    pub plan_only: Option<String>,
     /// SHA-256 over config, headers, sizes and mtimes of the files: the base's fingerprint.
     pub fingerprint: String,
 }
@@ -416,9 +456,33 @@ impl Checkpoint {
     /// Parameters of the tensors that the model uses.
     #[must_use]
     pub fn params(&self) -> u64 {
-        let total: u64 = self.tensors.iter().map(TensorInfo::elements).sum();
-        let unused: u64 = self.unused.iter().map(|&i| self.tensors[i].elements()).sum();
+        let total: u64 = self.tensors.iter().map(TensorInfo::parameters).sum();
+        let unused: u64 = self.unused.iter().map(|&i| self.tensors[i].parameters()).sum();
         total - unused
+    }
+    /// The family's name, for showing.
+    #[must_use]
+    pub fn family(&self) -> String {
+        let named = self.plan_only.as_deref().and_then(|why| why.split_once(':')).map(|(name, _)| name);
+        match (self.arch.family, named) {
+            (Family::Planned, Some(name)) => name.into(),
+            (family, _) => format!("{family:?}").to_lowercase(),
+        }
+    }
+    /// Refuses what can be planned, but not run: a plan-only model, or one whose weights are not here.
+    ///
+    /// # Errors
+    /// It can't be trained or generate; says why and what to do.
+    pub fn runnable(&self) -> Result<()> {
+        if let Some(why) = &self.plan_only {
+            return Err(Error::infeasible(format!("'{}' cannot run here: {why}", clean(&self.name)))
+                .next("pick a llama, mistral, qwen2 or qwen3 model in 16 bits"));
+        }
+        if self.not_here {
+            let what = format!("the weights of '{}' are not on this machine", clean(&self.name));
+            return Err(Error::checkpoint(what).next("download them first; headers alone are enough only for `plan`"));
+        }
+        Ok(())
     }
     /// Bytes of the largest block.
     #[must_use]

@@ -62,10 +62,30 @@ pub fn highest_id(path: &Path) -> Result<Option<u64>> {
 }
 
 fn no_tokenizer(dir: &Path) -> String {
+    format!("no tokenizer.json (found: {}): planning works, training and generating need it", found(dir))
+}
+
+/// The other tokenizer files of the folder, by name.
+fn found(dir: &Path) -> String {
     let known = ["tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json", "tokenizer_config.json"];
     let found: Vec<&str> = known.into_iter().filter(|n| dir.join(n).exists()).collect();
-    let found = if found.is_empty() { "no tokenizer file at all".into() } else { list(found.into_iter()) };
-    format!("no tokenizer.json (found: {found}): planning works, training and generating need it")
+    if found.is_empty() { "no tokenizer file at all".into() } else { list(found.into_iter()) }
+}
+
+/// Refuses a folder without `tokenizer.json`, which text rows and prompts need.
+///
+/// # Errors
+/// It isn't there; names the tokenizer files that are, and says how to make it.
+pub fn needs_tokenizer(dir: &Path) -> Result<()> {
+    if dir.join("tokenizer.json").symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    let other = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"].iter().any(|n| dir.join(n).exists());
+    Err(Error::checkpoint(format!("{} has no tokenizer.json (found: {})", shown(dir), found(dir))).next(if other {
+        "make it with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+    } else {
+        "copy the tokenizer.json of the same model into the folder"
+    }))
 }
 
 #[derive(Deserialize)]

@@ -82,6 +82,9 @@ pub enum Command {
         /// The whole plan as JSON.
         #[arg(long)]
         json: bool,
+        /// Plan for this machine changed: ram=32GB, vram=24GB, disk=2TB (free), tbw=600TB, read=7GB/s, write, link.
+        #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
+        what_if: Vec<String>,
     },
     /// Train without a screen.
     Train(TrainArgs),
@@ -246,7 +249,7 @@ pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     if !takes_config {
         return args;
     }
-    let mut args = args.drain(..);
+    let mut args = args.drain(..).peekable();
     let mut out = Vec::new();
     while let Some(arg) = args.next() {
         let text = arg.to_string_lossy();
@@ -257,6 +260,9 @@ pub fn expand(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
         let key = name.strip_prefix("--").map(|n| n.replace('-', "_"));
         match key.filter(|k| !OWN_FLAGS.contains(&k.as_str()) && load::is_key(k)) {
             Some(key) => {
+                // `--rebuild-index` alone means true; a word of truth behind it is its value.
+                let bare = load::is_flag(&key) && args.peek().is_none_or(|a| a != "true" && a != "false");
+                let inline = inline.or_else(|| bare.then(|| "true".into()));
                 let value =
                     inline.or_else(|| args.next().map(|v| v.to_string_lossy().into_owned())).unwrap_or_default();
                 out.push("--set".into());
@@ -284,5 +290,9 @@ mod tests {
             expand(["x", "train", "--learning-rate", "1e-4", "--max-steps=3", "--config", "c"].map(OsString::from));
         let want = ["x", "train", "--set", "learning_rate=1e-4", "--set", "max_steps=3", "--config", "c"];
         assert_eq!(got, want.map(OsString::from));
+        let flags = ["x", "plan", "M", "--rebuild-index", "--deterministic", "false", "--packing=true"];
+        let want =
+            ["x", "plan", "M", "--set", "rebuild_index=true", "--set", "deterministic=false", "--set", "packing=true"];
+        assert_eq!(expand(flags.map(OsString::from)), want.map(OsString::from));
     }
 }

@@ -35,6 +35,9 @@ pub(super) fn check(config: &mut RunConfig) -> Result<Vec<String>> {
     if !(config.wear.tbw.is_finite() && config.wear.tbw >= 0.0) {
         return Err(bad("wear.tbw", config.wear.tbw, "TB written, 0 = unknown"));
     }
+    if i64::try_from(config.wear.monthly_budget.0).is_err() {
+        return Err(Error::usage("'wear.monthly_budget' is past 2^63 bytes").next("use 0 for no budget"));
+    }
     Ok(notes)
 }
 

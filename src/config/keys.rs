@@ -39,12 +39,13 @@ const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
 }
 
 /// Every key there is. A test compares this with what `RunConfig` serialises to.
-pub(super) const KEYS: [Key; 52] = [
+pub(super) const KEYS: [Key; 56] = [
     key("", "machine", Kind::Text),
     key("", "results", Kind::Text),
     key("model", "path", Kind::Text),
     key("model", "format", Kind::Text),
     key("model", "name", Kind::Text),
+    key("model", "rebuild_index", Kind::Flag),
     key("data", "files", Kind::List),
     key("data", "eval_files", Kind::List),
     key("data", "format", Kind::Text),
@@ -90,8 +91,11 @@ pub(super) const KEYS: [Key; 52] = [
     key("stream", "head", Kind::Text),
     key("stream", "activation_offload", Kind::Text),
     key("stream", "allow_pageable", Kind::Flag),
+    key("stream", "allow_hdd", Kind::Flag),
     key("wear", "min_steps", Kind::Whole),
     key("wear", "tbw", Kind::Number),
+    key("wear", "monthly_budget", Kind::Size),
+    key("wear", "override", Kind::Flag),
 ];
 
 /// Names other trainers use, and the key they mean here. Accepted anywhere, and said.

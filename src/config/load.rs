@@ -72,6 +72,13 @@ pub fn is_key(name: &str) -> bool {
     matches!(keys::lookup(section, bare), keys::Found::Key(_) | keys::Found::Alias(_))
 }
 
+/// Whether `name` is a key (or an alias of one) that is either true or false.
+#[must_use]
+pub fn is_flag(name: &str) -> bool {
+    let (section, bare) = split_path(name);
+    matches!(keys::lookup(section, bare), keys::Found::Key(k) | keys::Found::Alias(k) if k.kind == keys::Kind::Flag)
+}
+
 /// Sets one key of `config` from text, as `--set key=value` and the script's `set key value` do.
 ///
 /// Returns a line to show when the key was written by another name or the value deserves a warning.

@@ -44,6 +44,8 @@ pub struct ModelSection {
     pub format: String,
     /// Public name written to the adapter's `base_model_name_or_path`, where the path is local.
     pub name: Option<String>,
+    /// Write the index of weights anew where it is stale or gone, before opening.
+    pub rebuild_index: bool,
 }
 
 /// `[data]`
@@ -214,6 +216,8 @@ pub struct StreamSection {
     pub activation_offload: String,
     /// Go on with pageable host memory when pinning fails.
     pub allow_pageable: bool,
+    /// Stream from a hard disk all the same.
+    pub allow_hdd: bool,
 }
 
 impl Default for StreamSection {
@@ -230,6 +234,7 @@ impl Default for StreamSection {
             head: "auto".into(),
             activation_offload: "auto".into(),
             allow_pageable: false,
+            allow_hdd: false,
         }
     }
 }
@@ -264,10 +269,15 @@ pub struct WearSection {
     pub min_steps: u64,
     /// Rated endurance of the drive in TB written; 0 = unknown, or the profile's.
     pub tbw: f64,
+    /// Most that all runs of a calendar month may write, bytes or `"2 TB"`; 0 = no budget.
+    pub monthly_budget: ByteSize,
+    /// Go past `min_steps` and `monthly_budget` all the same; plan and report say so.
+    #[serde(rename = "override")]
+    pub overridden: bool,
 }
 
 impl Default for WearSection {
     fn default() -> Self {
-        WearSection { min_steps: 5000, tbw: 0.0 }
+        WearSection { min_steps: 5000, tbw: 0.0, monthly_budget: ByteSize(0), overridden: false }
     }
 }

@@ -155,3 +155,30 @@ pub struct Disk {
     #[serde(default)]
     pub direct: Option<bool>,
 }
+
+impl Disk {
+    /// Why blocks may not stream from this drive; `None` where they may. `allow_hdd` is `stream.allow_hdd`.
+    ///
+    /// Only a drive that is known to be a hard disk is refused: an unknown one may be a virtual drive of any speed.
+    #[must_use]
+    pub fn refuses_streaming(&self, allow_hdd: bool) -> Option<String> {
+        (self.kind == "hdd" && !allow_hdd).then(|| {
+            "blocks would stream from a hard disk, which every step waits for; move the model to an SSD, or set \
+             stream.allow_hdd = true"
+                .into()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_known_hard_disk_refuses_to_stream() {
+        let disk = |kind: &str| Disk { kind: kind.into(), ..Disk::default() };
+        assert!(disk("hdd").refuses_streaming(false).is_some_and(|why| why.contains("stream.allow_hdd = true")));
+        assert_eq!(disk("hdd").refuses_streaming(true), None);
+        assert!(["nvme", "ssd", "unknown"].iter().all(|k| disk(k).refuses_streaming(false).is_none()));
+    }
+}

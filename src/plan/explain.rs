@@ -1,6 +1,6 @@
 //! A plan as text for people: at most 80 columns, signs and words instead of colour.
 
-use super::types::{ModePlan, PlanReport, Verdict, VramPlan};
+use super::types::{Candidate, ModePlan, PlanReport, Verdict, VramPlan, Wear};
 use crate::units::{Bytes, count, secs};
 use std::fmt::Write as _;
 
@@ -25,9 +25,17 @@ pub fn explain(plan: &PlanReport) -> String {
     );
     out.wrap("", &format!("on {}: {}", plan.machine.name, machine(plan)));
     out.wrap("  ", &plan.machine.source);
+    if !plan.what_if.is_empty() {
+        out.item("what if", &format!("{}: not this machine", plan.what_if.join(", ")));
+    }
     for (name, mode) in [("lora", &plan.modes.lora), ("full", &plan.modes.full)] {
         out.line("");
         one_mode(&mut out, name, mode);
+    }
+    out.line("");
+    ceilings(&mut out, plan);
+    if let Some(ledger) = plan.ledger.as_ref().filter(|l| !l.months.is_empty() || l.budget > Bytes::ZERO) {
+        out.item("ledger", &ledger.line());
     }
     if !plan.notes.is_empty() {
         out.line("");
@@ -49,6 +57,19 @@ fn machine(plan: &PlanReport) -> String {
     )
 }
 
+/// The largest model for each way to train, and what binds.
+fn ceilings(out: &mut Page, plan: &PlanReport) {
+    if plan.ceilings.is_empty() {
+        return;
+    }
+    let list: Vec<String> = plan
+        .ceilings
+        .iter()
+        .map(|c| format!("{} {} ({})", c.mode.replace('_', " "), count(c.params), c.limit))
+        .collect();
+    out.item("largest", &format!("{} of blocks like these", list.join(", ")));
+}
+
 fn one_mode(out: &mut Page, name: &str, mode: &ModePlan) {
     let s = &mode.seconds_per_step;
     let pace = if mode.verdict == Verdict::Infeasible {
@@ -61,6 +82,9 @@ fn one_mode(out: &mut Page, name: &str, mode: &ModePlan) {
     if let Some(fix) = &mode.nearest_fix {
         out.item("fix", fix);
     }
+    if let Some(command) = &mode.fix_command {
+        out.line(&format!("  {:<9} {command}", "run fixed"));
+    }
     let t = &mode.tiers;
     out.item("tiers", &format!("device {}, host memory {}, disk {}", t.vram, t.ram, t.disk));
     let p = &mode.per_step;
@@ -68,30 +92,65 @@ fn one_mode(out: &mut Page, name: &str, mode: &ModePlan) {
         "per step",
         &format!("read {}, to device {}, from device {}, written {}", p.disk_read, p.h2d, p.d2h, p.written),
     );
-    let wear = match (mode.wear.written_per_step, mode.wear.steps_to_tbw) {
-        (Bytes::ZERO, _) => "none: nothing is written during a step".to_string(),
-        (w, Some(steps)) => format!("{w} a step, {steps} steps to the drive's rated endurance"),
-        (w, None) => format!("{w} a step, {:.1} TB per 1000 steps; the drive's rating is not known", w.0 as f64 / 1e9),
-    };
-    out.item("wear", &wear);
+    out.item("wear", &wear_text(&mode.wear));
     memory(out, "device", &mode.vram);
     memory(out, "host", &mode.host);
+    memory(out, "space", &mode.space);
     out.item("blocks", &format!("{} (V device, R host memory, D disk)", letters(mode)));
-    for c in &mode.candidates {
-        out.item(
-            &format!("as {}", c.format),
-            &format!(
-                "{} {}, {}, from {} a step; {}",
-                c.verdict.sign(),
-                c.verdict.word(),
-                c.bytes,
-                secs(c.seconds_per_step),
-                c.note
-            ),
-        );
-    }
+    mode.candidates.iter().for_each(|c| candidate(out, c));
     if !mode.command.is_empty() {
         out.line(&format!("  {:<9} {}", "run", mode.command));
+    }
+}
+
+fn candidate(out: &mut Page, c: &Candidate) {
+    let label = format!("as {}", c.format);
+    let pace = if c.range.high > 0.0 {
+        format!("{} to {} a step, set by {}", secs(c.range.low), secs(c.range.high), c.range.resource)
+    } else {
+        format!("from {} a step", secs(c.seconds_per_step))
+    };
+    let head = format!("{} {}, {}, {pace}, device {}; {}", c.verdict.sign(), c.verdict.word(), c.bytes, c.vram, c.note);
+    out.item(&label, &head);
+    if let Some(fix) = &c.nearest_fix {
+        out.item("", fix);
+    }
+}
+
+/// What a run costs the drive, in a sentence.
+#[must_use]
+pub fn wear_text(w: &Wear) -> String {
+    let mut text = match (w.written_per_step, w.steps_to_tbw) {
+        (Bytes::ZERO, _) => "none: nothing is written during a step".to_string(),
+        (b, Some(steps)) => format!("{b} a step, {steps} steps to the drive's rated endurance"),
+        (b, None) => format!("{b} a step, {:.1} TB per 1000 steps; the drive's rating is not known", b.0 as f64 / 1e9),
+    };
+    if w.written_per_save > Bytes::ZERO {
+        let saves =
+            w.saves.map_or("checkpoints".into(), |n| format!("{n} checkpoint{}", if n == 1 { "" } else { "s" }));
+        text.push_str(&format!("; {saves} of {}", w.written_per_save));
+    }
+    if let Some(run) = w.written_per_run {
+        text.push_str(&format!("; the run writes {run}"));
+        if let Some(life) = w.life_per_run {
+            text.push_str(&format!(", {} of the drive's rated life", percent(life)));
+        }
+    }
+    if let Some(used) = w.life_used {
+        text.push_str(&format!("; {} of it is used", percent(used)));
+    }
+    text
+}
+
+/// A share in percent, with as many places as it takes to be seen.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    match share * 100.0 {
+        p if p == 0.0 => "0 %".into(),
+        p if p < 0.0001 => "under 0.0001 %".into(),
+        p if p < 0.1 => format!("{p:.4} %"),
+        p if p < 10.0 => format!("{p:.1} %"),
+        p => format!("{p:.0} %"),
     }
 }
 

@@ -1,150 +1,368 @@
-//! The verdict on full finetuning: weights and Adam state in host memory, or streamed both ways on disk.
+//! The plan of full finetuning: weights and Adam state in host memory, or streamed both ways on disk.
 //!
-//! State per parameter: fp32 moments (8 bytes) and a split fp32 master whose upper half is the bf16 weight (4 bytes).
-//! A step reads the weight forward, weight and state backward, and writes the state back inside the same visit.
+//! Per parameter: a split fp32 master whose upper half is the bf16 weight (4 bytes), and two moments of 4 bytes, or of 1
+//! with fp32 scales per 256. A step reads the weight forward, weight and state backward, and writes the state back inside
+//! the same visit, so that a block's gradient never leaves the device. On disk the new state goes to an alternate extent
+//! and a flip at the step's end makes it valid: a crash loses a step, not the model. It doubles space, not traffic.
 
 use super::memory::{self, Terms, Thrift};
 use super::shape::Job;
-use super::time;
-use super::types::{ModePlan, PerStep, StreamPlan, Verdict, VramPlan};
+use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdict, VramPlan};
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
-use super::wear::{FULL_READ, FULL_WRITTEN, wear};
+use super::wear::{self, Writes};
+use super::{fixes, time};
+use crate::checkpoint::Role;
 use crate::event::TierName;
 use crate::units::{Bytes, GIB, count};
 
-/// Bytes per parameter in host memory: the bf16 weight and 12 of state.
-const IN_HOST: u64 = 14;
-/// Bytes per parameter of a block in work on the device beside its slot: an fp32 gradient.
-const GRADIENT: u64 = 4;
+/// How Adam's state is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Moments in fp32: 12 bytes a parameter with the master.
+    Fp32,
+    /// Moments in 8 bits with an fp32 scale each per 256: 6.03 bytes.
+    EightBit,
+}
 
-/// Plans full finetuning.
-pub fn full(x: &Inputs<'_>) -> ModePlan {
+/// Parameters that share a scale of an 8-bit moment.
+const SCALED: u64 = 256;
+/// Bytes per parameter of a gradient, fp32.
+const GRADIENT: u64 = 4;
+/// Extents that state on disk has.
+const EXTENTS: u64 = 2;
+
+impl State {
+    /// Bytes of weight and state of `params` parameters: what a step writes.
+    pub fn bytes(self, params: u64) -> Bytes {
+        Bytes(match self {
+            State::Fp32 => params.saturating_mul(12),
+            State::EightBit => params.saturating_mul(6).saturating_add(params.div_ceil(SCALED) * 8),
+        })
+    }
+}
+
+/// All that is decided about one way to hold the state.
+struct Draft {
+    state: State,
+    in_host: bool,
+    slots: usize,
+    split: bool,
+    device: VramPlan,
+    host: VramPlan,
+    space: VramPlan,
+    export: Bytes,
+    writes: Writes,
+    wear: super::types::Wear,
+    problems: Vec<String>,
+    job: Job,
+}
+
+/// The verdict alone, for searches.
+pub fn verdict(x: &Inputs<'_>, state: State) -> Verdict {
+    draft(x, state).verdict()
+}
+
+/// Plans full finetuning; `lora` is the other mode's verdict.
+pub fn full(x: &Inputs<'_>, lora: Verdict) -> ModePlan {
     let m = x.model;
     let n = m.blocks.len();
-    let job = Job { lowest: 0, targets: Vec::new(), ..x.job.clone() };
-    let slots = x.config.stream.ring_slots().clamp(1, n.max(1));
-    let tbw = if x.config.wear.tbw > 0.0 { Some(Bytes((x.config.wear.tbw * 1e12) as u64)) } else { x.machine.disk.tbw };
-    let on_device = device(x, &job, slots);
+    let d = draft(x, State::Fp32);
+    let verdict = d.verdict();
+    let eight_bit = eight_bit(x);
+    let (nearest_fix, fix_command) = match verdict {
+        Verdict::Infeasible => fixes::full(x, lora, eight_bit.verdict),
+        _ => (None, None),
+    };
+    let tiers = vec![if d.in_host { TierName::Ram } else { TierName::Disk }; n];
+    ModePlan {
+        verdict,
+        reasons: d.reasons(x),
+        nearest_fix,
+        fix_command,
+        tiers: tier_bytes(m, &tiers),
+        per_step: d.per_step(x),
+        sweeps: Default::default(),
+        seconds_per_step: d.seconds(x),
+        vram: d.device,
+        host: d.host,
+        space: d.space,
+        wear: d.wear,
+        placement: placement(m, &tiers),
+        ring_slots: d.slots,
+        residency: d.slots,
+        stream: StreamPlan { split: d.split, ..StreamPlan::default() },
+        lowest_trainable: 0,
+        candidates: vec![eight_bit],
+        command: String::new(),
+    }
+}
+
+/// The same with 8-bit moments.
+fn eight_bit(x: &Inputs<'_>) -> Candidate {
+    let d = draft(x, State::EightBit);
+    let (verdict, range, reasons) = (d.verdict(), d.seconds(x), d.reasons(x));
+    let tiers = vec![if d.in_host { TierName::Ram } else { TierName::Disk }; x.model.blocks.len()];
+    let later = "not in this version yet";
+    Candidate {
+        format: "8-bit moments".into(),
+        verdict,
+        bytes: State::EightBit.bytes(x.model.params),
+        seconds_per_step: range.low,
+        note: match d.problems.first() {
+            Some(p) => format!("{p}; {later}"),
+            None => format!("{} written a step; {later}", d.writes.step),
+        },
+        reasons,
+        nearest_fix: None,
+        tiers: tier_bytes(x.model, &tiers),
+        range,
+        vram: d.device.total,
+        wear: d.wear,
+        packing: Bytes::ZERO,
+        command: String::new(),
+    }
+}
+
+/// The step's numbers with every block and every matrix trained, and no adapter.
+pub fn job(x: &Inputs<'_>) -> Job {
+    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"].map(String::from);
+    Job { lowest: 0, targets: targets.to_vec(), r: 0, dropout: false, ..x.job.clone() }
+}
+
+/// Bytes of a weight as the forward pass reads it.
+fn weight(x: &Inputs<'_>) -> u64 {
+    match x.checkpoint.block_tensor(0, Role::Q).and_then(|t| t.dtype.size()) {
+        Some(n) if n >= 4 => 4,
+        _ => 2,
+    }
+}
+
+/// Parameters of a block: its matrices, and norms and biases as stored.
+fn elements(x: &Inputs<'_>, b: &super::shape::BlockShape) -> u64 {
+    b.weights + b.stored.saturating_sub(b.weight_bytes).0 / weight(x)
+}
+
+/// Parameters of the largest block.
+fn largest_block(x: &Inputs<'_>) -> u64 {
+    x.model.blocks.iter().map(|b| elements(x, b)).max().unwrap_or(0)
+}
+
+/// Parameters of the largest part of a block: its share of the bytes.
+fn largest_part(x: &Inputs<'_>) -> u64 {
+    let part = |b: &super::shape::BlockShape| {
+        let share = b.parts.iter().map(|p| p.0).max().unwrap_or(0) as f64 / b.stored.0.max(1) as f64;
+        (elements(x, b) as f64 * share).ceil() as u64
+    };
+    x.model.blocks.iter().map(part).max().unwrap_or(0)
+}
+
+/// Device terms with `slots` whole blocks, or with single parts.
+pub fn device(x: &Inputs<'_>, job: &Job, state: State, slots: usize, split: bool, thrift: Thrift) -> Terms {
+    let m = x.model;
+    let (largest, part) = (largest_block(x), largest_part(x));
+    let mut terms = memory::device_terms(m, job, x.machine.gpu.is_none(), thrift);
+    terms.remove("adapters");
+    let in_slot = if split { state.bytes(part) * 2 } else { state.bytes(largest) * slots as u64 };
+    terms.insert("slots".into(), in_slot);
+    let gradient = if split { part } else { largest };
+    terms.insert("block_gradients".into(), Bytes(gradient.saturating_mul(GRADIENT)));
+    // Head and embedding train too: by pieces of rows with their state and gradient, and by the rows of the batch.
+    let piece = m.head_rows().min(m.vocab).saturating_mul(m.hidden);
+    terms.insert("head".into(), Bytes(state.bytes(piece).0.saturating_add(piece.saturating_mul(GRADIENT))));
+    let rows = job.tokens().min(m.vocab).saturating_mul(m.hidden);
+    terms.insert("embedding_gradients".into(), Bytes(rows.saturating_mul(GRADIENT)));
+    terms
+}
+
+fn draft(x: &Inputs<'_>, state: State) -> Draft {
+    let (m, c) = (x.model, x.config);
+    let job = job(x);
     let gpu = x.machine.gpu.as_ref();
-    let device_budget = gpu.map_or(Bytes::ZERO, |g| g.vram_free.saturating_sub(g.overhead));
+    let all = state.bytes(m.params);
     let available = x.machine.ram.available;
     let usable = available.saturating_sub(Bytes((available.0 / 8).min(GIB)));
-    // On a CPU the device is host memory; an integrated GPU takes its part out of the same pool.
+    let mut budget = gpu.map_or(Bytes::ZERO, |g| g.vram_free.saturating_sub(g.overhead));
+    if c.stream.vram_budget.0 > 0 {
+        budget = budget.min(Bytes(c.stream.vram_budget.0));
+    }
+    // Device: as many slots as wished; else fewer; else inputs wait in host memory; else single parts.
+    let wished = c.stream.ring_slots().clamp(1, m.blocks.len().max(1));
+    let offloads: &[bool] = match c.stream.activation_offload.as_str() {
+        "on" => &[true],
+        "off" => &[false],
+        _ if gpu.is_none() => &[false],
+        _ => &[false, true],
+    };
+    let thrift = |offload| Thrift { stream_head: true, offload, mlp_chunk: c.stream.mlp_chunk as u64 };
+    let terms = |slots, split, offload| device(x, &job, state, slots, split, thrift(offload));
+    let mut ways = offloads.iter().flat_map(|o| (1..=wished).rev().map(move |s| (s, false, *o)).chain([(1, true, *o)]));
+    let fits = |(s, split, o): &(usize, bool, bool)| gpu.is_none() || memory::total(&terms(*s, *split, *o)) <= budget;
+    let (slots, split, offload) = ways.find(fits).unwrap_or((1, true, offloads.last().copied().unwrap_or(false)));
+    let on_device = terms(slots, split, offload);
+
+    // Host: weights and state if they fit, else a ring for what is read and what is written back.
     let shared = if gpu.is_some_and(|g| g.integrated) { memory::total(&on_device) } else { Bytes::ZERO };
-    let host_room = usable.saturating_sub(shared);
-    let host_of = |in_host: bool| {
-        let mut terms =
-            Terms::from([("process".to_string(), memory::host_terms(m, &job, Thrift::default())["process"])]);
+    let room = usable.saturating_sub(shared);
+    let unit = state.bytes(if split { largest_part(x) } else { largest_block(x) });
+    let host_of = |in_host: bool, buffers: u64| {
+        let mut terms = memory::host_terms(m, &job, thrift(offload));
         if in_host {
-            terms.insert("weights_and_state".into(), Bytes(m.params * IN_HOST));
+            terms.remove("embedding");
+            terms.insert("weights_and_state".into(), all);
         } else {
-            let largest = m.blocks.iter().map(|b| b.gemm).max().unwrap_or(0);
-            let buffers = (x.config.stream.prefetch_ahead + 1).min(n) as u64;
-            terms.insert("ring".into(), Bytes(largest * FULL_READ * buffers));
+            terms.insert("ring".into(), Bytes(unit.0.saturating_mul(buffers)));
         }
         if gpu.is_none() {
             terms.extend(on_device.clone());
         }
         terms
     };
-    let fits_host = x.config.stream.tier != "disk" && memory::total(&host_of(true)) <= host_room;
-    let host = host_of(fits_host);
-    let written = if fits_host { Bytes::ZERO } else { Bytes(m.params * FULL_WRITTEN) };
-    let wear = wear(written, tbw);
+    let pinned = gpu.is_none() || all <= x.machine.ram.pinnable;
+    let in_host = c.stream.tier != "disk" && pinned && memory::total(&host_of(true, 0)) <= room;
+    // Blocks ahead, the one in work and the one on its way back; two at least.
+    let wished = (c.stream.prefetch_ahead as u64 + 2).min(m.blocks.len() as u64 + 1).max(2);
+    let buffers = (2..=wished).rev().find(|b| memory::total(&host_of(false, *b)) <= room).unwrap_or(2);
+    let host = host_of(in_host, buffers);
 
-    let mut problems = blockers(x);
-    let need = memory::total(&on_device);
-    if gpu.is_some() && need > device_budget {
-        problems.push(format!("the device needs {need} for slots with state and gradients, {device_budget} are free"));
+    let export = Bytes(m.params.saturating_mul(2));
+    let free = x.machine.disk.free;
+    let mut space = Terms::new();
+    if x.checkpoint.not_here {
+        space.insert("download".into(), x.checkpoint.total_bytes());
     }
-    if memory::total(&host) > host_room {
-        problems.push(format!("host memory needs {} with state on disk, {host_room} are there", memory::total(&host)));
-    }
-    if !fits_host {
-        problems.extend(disk_problems(x, wear.steps_to_tbw));
-    }
-    let verdict = match (problems.is_empty(), fits_host) {
-        (false, _) => Verdict::Infeasible,
-        (true, true) => Verdict::Ram,
-        (true, false) => Verdict::FullFtDisk,
+    // In memory the result must find room; on disk it may take the state's place.
+    let (name, needed) = if in_host { ("result_16_bit", export) } else { ("state_in_two_extents", all * EXTENTS) };
+    space.insert(name.into(), needed);
+    let total = memory::total(&space);
+    // A checkpoint with state; without room for two of them only the result is written.
+    let saved = in_host && total + all * 2 <= free;
+    let writes = Writes {
+        step: if in_host { Bytes::ZERO } else { all },
+        // On disk the state is its own checkpoint.
+        save: if saved { all } else { Bytes::ZERO },
+        once: if in_host { export } else { all + export },
     };
-    let mut reasons = problems;
-    if reasons.is_empty() {
-        reasons.extend(why(x, fits_host, written, wear.steps_to_tbw));
+    let mut wear = wear::wear(writes, &x.machine.disk, c);
+
+    // What no setting cures comes first.
+    let mut problems = blockers(x);
+    let least = c.wear.min_steps;
+    if let Some(steps) = wear.steps_to_tbw.filter(|s| *s < least) {
+        wear.overridden = c.wear.overridden;
+        if !wear.overridden {
+            problems.push(format!(
+                "wear: {all} written a step; the drive's rated endurance lasts {steps} steps, fewer than \
+                 wear.min_steps = {least}"
+            ));
+        }
     }
-    reasons.push("full finetuning is not in this version yet: this is its forecast".into());
-    let tiers = vec![if fits_host { TierName::Ram } else { TierName::Disk }; n];
-    let read = if fits_host { Bytes::ZERO } else { Bytes(m.params * FULL_READ) };
-    let vram = if gpu.is_some() { on_device.clone() } else { Terms::new() };
-    ModePlan {
-        verdict,
-        reasons,
-        nearest_fix: (verdict == Verdict::Infeasible)
-            .then(|| "use train.mode = lora: its base is never written".into()),
-        tiers: tier_bytes(m, &tiers),
-        per_step: PerStep {
-            disk_read: read,
-            h2d: Bytes(m.params * FULL_READ),
-            d2h: Bytes(m.params * FULL_WRITTEN),
-            written,
-        },
-        sweeps: Default::default(),
-        seconds_per_step: time::forecast_full(m, &job, x.machine, read.0 as f64, written.0 as f64),
-        vram: VramPlan { total: memory::total(&vram), budget: device_budget, terms: vram },
-        host: VramPlan { total: memory::total(&host), budget: usable, terms: host },
+    if total > free {
+        let items: Vec<String> = space.iter().map(|(n, b)| format!("{b} {}", n.replace('_', " "))).collect();
+        let items = items.join(", ");
+        problems.push(format!("the drive needs {total} of free space ({items}), {free} are there"));
+    }
+    if !in_host {
+        problems.extend(x.machine.disk.refuses_streaming(c.stream.allow_hdd));
+    }
+    let need = memory::total(&on_device);
+    if gpu.is_some() && need > budget {
+        let (name, bytes) = memory::largest(&on_device).unwrap_or_default();
+        problems.push(format!(
+            "the device needs {need} for a block's parts with state and gradients, {budget} are free; largest: {} {bytes}",
+            name.replace('_', " ")
+        ));
+    }
+    if memory::total(&host) > room {
+        problems.push(format!("host memory needs {} with state on disk, {room} are there", memory::total(&host)));
+    }
+    if c.stream.tier == "ram" && !in_host {
+        problems.push(format!("stream.tier = ram, but weights and state of {all} don't fit host memory"));
+    }
+    if saved {
+        space.insert("checkpoints".into(), all * 2);
+    }
+    // A 16-bit copy of the result beside the rest, where there is room for one.
+    if !in_host && total + export <= free {
+        space.insert("export_16_bit".into(), export);
+    }
+    let plan = |terms: Terms, budget: Bytes| VramPlan { total: memory::total(&terms), budget, terms };
+    Draft {
+        state,
+        in_host,
+        slots,
+        split,
+        device: plan(if gpu.is_some() { on_device } else { Terms::new() }, budget),
+        host: plan(host, usable),
+        space: plan(space, free),
+        export,
+        writes,
         wear,
-        placement: placement(m, &tiers),
-        ring_slots: slots,
-        residency: slots,
-        stream: StreamPlan::default(),
-        lowest_trainable: 0,
-        candidates: Vec::new(),
-        command: String::new(),
+        problems,
+        job,
     }
 }
 
-/// Device terms: slots carry weight and state, the block in work its gradient; the head trains too.
-fn device(x: &Inputs<'_>, job: &Job, slots: usize) -> Terms {
-    let m = x.model;
-    let largest = m.blocks.iter().map(|b| b.gemm).max().unwrap_or(0);
-    let mut terms = memory::device_terms(m, job, x.machine.gpu.is_none(), Thrift::default());
-    terms.remove("adapters");
-    terms.insert("slots".into(), Bytes(largest * FULL_WRITTEN * slots as u64));
-    terms.insert("gradients".into(), Bytes((largest + m.vocab * m.hidden) * GRADIENT));
-    terms
-}
+impl Draft {
+    fn verdict(&self) -> Verdict {
+        match (self.problems.is_empty(), self.in_host) {
+            (false, _) => Verdict::Infeasible,
+            (true, true) => Verdict::Ram,
+            (true, false) => Verdict::FullFtDisk,
+        }
+    }
 
-/// Space and wear of state on disk.
-fn disk_problems(x: &Inputs<'_>, steps: Option<u64>) -> Vec<String> {
-    let mut problems = Vec::new();
-    let (state, free) = (Bytes(x.model.params * FULL_WRITTEN), x.machine.disk.free);
-    let download = if x.checkpoint.not_here { x.checkpoint.total_bytes() } else { Bytes::ZERO };
-    if state + download > free {
-        problems.push(format!("state on disk needs {} of free space, the drive has {free}", state + download));
+    /// The weight forward, weight and state backward; state and gradient's result back.
+    fn per_step(&self, x: &Inputs<'_>) -> PerStep {
+        let written = self.state.bytes(x.model.params);
+        let read = written + Bytes(x.model.params.saturating_mul(weight(x)));
+        let none = |b| if self.in_host { Bytes::ZERO } else { b };
+        PerStep { disk_read: none(read), h2d: read, d2h: written, written: none(written) }
     }
-    let least = x.config.wear.min_steps;
-    if let Some(steps) = steps
-        && steps < least
-    {
-        problems.push(format!("the drive's rated endurance lasts {steps} steps, fewer than wear.min_steps = {least}"));
-    }
-    problems
-}
 
-fn why(x: &Inputs<'_>, fits_host: bool, written: Bytes, steps: Option<u64>) -> Vec<String> {
-    let m = x.model;
-    if fits_host {
-        return vec![format!("weights and state of {} parameters fit host memory", count(m.params))];
+    /// The low end with the fast cache empty before each step, the high end with it always full.
+    fn seconds(&self, x: &Inputs<'_>) -> SecondsRange {
+        let step = self.per_step(x);
+        let at = |write: f64| {
+            let mut machine = x.machine.clone();
+            machine.disk.write = write;
+            time::forecast_full(x.model, &self.job, &machine, step.disk_read.0 as f64, step.written.0 as f64)
+        };
+        let disk = &x.machine.disk;
+        let low = at(wear::write_rate(disk, step.written));
+        let high = at(wear::write_rate_at_worst(disk, step.written)).high;
+        SecondsRange { high: high.max(low.low), ..low }
     }
-    let mut reasons = vec![match steps {
-        Some(steps) => format!("{written} written a step: the drive's rated endurance lasts {steps} steps"),
-        None => format!("{written} written a step; the drive's endurance is not known"),
-    }];
-    // The finished weights are a 16-bit copy beside state and base.
-    let copy = Bytes(m.params * 2);
-    let after = x.machine.disk.free.saturating_sub(Bytes(m.params * FULL_WRITTEN));
-    if copy > after {
-        reasons.push(format!("in-place export only: a 16-bit copy needs {copy}, {after} would be left"));
+
+    fn reasons(&self, x: &Inputs<'_>) -> Vec<String> {
+        let mut reasons = self.problems.clone();
+        let written = self.writes.step;
+        if reasons.is_empty() && self.in_host {
+            reasons.push(format!("weights and state of {} parameters fit host memory", count(x.model.params)));
+        } else if reasons.is_empty() {
+            reasons.push(match self.wear.steps_to_tbw {
+                Some(steps) => format!("{written} written a step: the drive's rated endurance lasts {steps} steps"),
+                None => format!("{written} written a step; the drive's endurance is not known"),
+            });
+        }
+        if self.wear.overridden {
+            reasons
+                .push(format!("wear.override is set: fewer steps than wear.min_steps = {}", x.config.wear.min_steps));
+        }
+        if !self.in_host {
+            reasons.extend(wear::cliff(&x.machine.disk, written));
+        }
+        let left = self.space.budget.saturating_sub(self.space.total);
+        if self.in_host && self.writes.save == Bytes::ZERO {
+            let two = self.state.bytes(x.model.params) * 2;
+            reasons.push(format!("no checkpoints with state: two of them need {two}, {left} would be left"));
+        }
+        if !self.in_host && self.space.total <= self.space.budget && !self.space.terms.contains_key("export_16_bit") {
+            reasons.push(format!("in-place export only: a 16-bit copy needs {}, {left} would be left", self.export));
+        }
+        if self.split {
+            reasons.push("a block with its state is larger than the device: it goes part by part".into());
+        }
+        reasons.push("full finetuning is not in this version yet: this is its forecast".into());
+        reasons
     }
-    reasons
 }

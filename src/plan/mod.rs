@@ -1,10 +1,14 @@
 //! The planner. Pure: (checkpoint inventory, machine, config) → plan. It asks no hardware and no clock.
 
+mod candidates;
+pub mod ceilings;
 mod command;
 mod cost;
 mod explain;
 mod fit;
+mod fixes;
 mod full;
+pub mod ledger;
 mod memory;
 mod moments;
 mod peer;
@@ -17,12 +21,14 @@ mod time;
 pub mod types;
 mod verdict;
 mod wear;
+pub mod whatif;
 pub mod work;
 
-pub use explain::explain;
+pub use explain::{explain, percent, wear_text};
 pub use peer::soup_vram;
 pub use shape::lowest_trainable;
 pub use types::*;
+pub use whatif::Edit;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
@@ -50,7 +56,9 @@ pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> R
     let job = Job::of(config, checkpoint)?;
     let model = Model::of(checkpoint, machine.gpu.is_none());
     let x = verdict::Inputs { checkpoint, machine: &machine, config, model: &model, job: &job };
-    let modes = Modes { lora: verdict::lora(&x), full: full::full(&x) };
+    let lora = verdict::lora(&x);
+    let full = full::full(&x, lora.verdict);
+    let modes = Modes { lora, full };
     Ok(PlanReport {
         schema: PLAN_SCHEMA,
         model: shape::clean(&checkpoint.name),
@@ -58,10 +66,28 @@ pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> R
         bytes: checkpoint.total_bytes(),
         n_blocks: checkpoint.blocks.len(),
         parts: parts(&model),
+        what_if: Vec::new(),
         notes: notes(checkpoint, &model, &machine, &job),
+        ceilings: ceilings::ceilings(&x),
+        ledger: None,
         modes,
         machine,
     })
+}
+
+/// The same for `machine` with `edits` made: what if it were another?
+///
+/// # Errors
+/// As [`plan`], or an edit is for a card that isn't there.
+pub fn plan_what_if(
+    checkpoint: &Checkpoint,
+    machine: &Machine,
+    config: &RunConfig,
+    edits: &[Edit],
+) -> Result<PlanReport> {
+    let mut report = plan(checkpoint, &whatif::edited(machine, edits)?, config)?;
+    report.what_if = edits.iter().map(Edit::words).collect();
+    Ok(report)
 }
 
 /// Facts about the checkpoint's parts.
@@ -107,6 +133,8 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
         "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",
         job.micro, job.rows, job.length, m.compute
     ));
+    let matches: Vec<String> = job.matches.iter().map(|(target, n)| format!("{target} {n}")).collect();
+    notes.push(format!("blocks with an adapter, by target: {}", matches.join(", ")));
     notes.push(time::margins(machine));
     notes
 }

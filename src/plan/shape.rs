@@ -1,7 +1,7 @@
 //! What the planner needs of a checkpoint and a config, as plain numbers.
 
 use super::schedule::PARTS;
-use crate::checkpoint::{Checkpoint, Dtype, Part, Role};
+use crate::checkpoint::{Block, BlockTensor, Checkpoint, Dtype, Part, Role, TensorInfo};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::units::Bytes;
@@ -26,10 +26,102 @@ pub struct BlockShape {
     pub slots: [Bytes; 2],
     /// Tensors of each part: copies of a load.
     pub tensors: [u64; PARTS],
-    /// Elements of its weight matrices: what GEMMs multiply by.
+    /// Elements that a token is multiplied by: its weight matrices, of routed experts the active share.
     pub gemm: u64,
-    /// The same of each part, as far as a token meets them.
+    /// The same of each part.
     pub gemm_parts: [u64; PARTS],
+    /// Elements of all its weight matrices.
+    pub weights: u64,
+    /// Bytes as stored of those matrices and their scales.
+    pub weight_bytes: Bytes,
+    /// Elements that packed matrices have in the compute type at once: all dense ones and one expert.
+    pub unpacked: u64,
+}
+
+impl BlockShape {
+    /// Measures `block` of `c`, whose blocks compute in a type of `elem` bytes.
+    fn of(c: &Checkpoint, block: &Block, elem: u64) -> BlockShape {
+        let of = |part: Part| block.tensors.iter().filter(move |t| t.role.part() == part).map(|t| &c.tensors[t.tensor]);
+        let in_slot = |t: &TensorInfo| {
+            let bytes = if t.dtype.is_trainable() { t.elements() * elem } else { t.bytes };
+            Bytes(bytes).align_up(SLOT_ALIGN)
+        };
+        let mut parts = Part::ALL.map(|p| of(p).map(|t| Bytes(t.bytes)).sum::<Bytes>());
+        let in_slots = Part::ALL.map(|p| of(p).map(in_slot).sum::<Bytes>());
+        let mut feed_forward = in_slots[1..].iter().copied().max().unwrap_or(Bytes::ZERO);
+        let own_parts = |t: &BlockTensor| matches!(t.role, Role::Expert | Role::FeedForwardOther);
+        let mut gemm_parts =
+            Part::ALL.map(|p| of(p).filter(|t| t.shape.len() == 2).map(TensorInfo::elements).sum::<u64>());
+        let uneven = block.tensors.iter().any(own_parts);
+        if uneven {
+            // Experts, and fused gate and up, can be cut by rows: three parts of one size.
+            let whole: Bytes = parts[1..].iter().copied().sum();
+            parts[1..].fill(Bytes(whole.0 / 3));
+            parts[1] = whole - parts[2] - parts[3];
+            let whole: Bytes = in_slots[1..].iter().copied().sum();
+            feed_forward = Bytes(whole.0.div_ceil(3)).align_up(SLOT_ALIGN);
+        }
+        let host = Part::ALL.map(|p| superset(of(p).map(|t| (t.file, t.offset, t.bytes)).collect()));
+        let weights = Weights::of(c, block);
+        let (active, count) = c.arch.experts.map_or((1, 1), |e| (e.active as u64, e.count as u64));
+        let gemm = weights.dense + weights.routed / count * active;
+        if uneven {
+            let attention = block.tensors.iter().filter(|t| t.role.part() == Part::Attention);
+            let matrices = attention.map(|t| &c.tensors[t.tensor]).filter(|t| t.shape.len() > 1);
+            gemm_parts[0] = matrices.map(TensorInfo::parameters).sum::<u64>().min(gemm);
+            let third = (gemm - gemm_parts[0]) / 3;
+            gemm_parts[1..].fill(third);
+        }
+        BlockShape {
+            stored: block.bytes,
+            tensors: Part::ALL.map(|p| of(p).count() as u64),
+            gemm_parts,
+            slot: in_slots.into_iter().sum(),
+            host: host.into_iter().sum(),
+            parts,
+            slots: [in_slots[0], feed_forward],
+            gemm,
+            weights: weights.dense + weights.routed,
+            weight_bytes: weights.bytes,
+            unpacked: weights.packed_dense + weights.routed / count,
+        }
+    }
+}
+
+/// The weight matrices of a block, in elements.
+#[derive(Default)]
+struct Weights {
+    /// Those that every token passes.
+    dense: u64,
+    /// Of these, the ones stored packed, or all where none is.
+    packed_dense: u64,
+    /// Those of all routed experts.
+    routed: u64,
+    /// Bytes as stored of all, scales included.
+    bytes: Bytes,
+}
+
+impl Weights {
+    fn of(c: &Checkpoint, block: &Block) -> Weights {
+        let (mut w, mut any_packed) = (Weights::default(), false);
+        let mut packed = 0;
+        for (t, role) in block.tensors.iter().map(|t| (&c.tensors[t.tensor], t.role)) {
+            let n = t.parameters();
+            // Norms and biases are no factors of a GEMM; biases of experts have two dimensions.
+            if t.shape.len() < 2 || (role == Role::FeedForwardOther && t.name.ends_with("bias")) {
+                continue;
+            }
+            w.bytes += Bytes(t.bytes);
+            any_packed |= !t.dtype.is_trainable();
+            match role {
+                Role::Expert => w.routed += n,
+                _ if t.dtype.is_trainable() => w.dense += n,
+                _ => (w.dense, packed) = (w.dense + n, packed + n),
+            }
+        }
+        w.packed_dense = if any_packed { packed } else { w.dense };
+        w
+    }
 }
 
 /// The checkpoint as the planner sees it.
@@ -45,7 +137,7 @@ pub struct Model {
     pub compute: &'static str,
     /// Residual width.
     pub hidden: u64,
-    /// Feed-forward width.
+    /// Feed-forward width that a token passes: of a mixture of experts, the active ones' and the shared one's together.
     pub intermediate: u64,
     /// Width of all query heads.
     pub q: u64,
@@ -79,7 +171,10 @@ impl Model {
     /// Reads the numbers off a checkpoint; `on_cpu` computes in f32.
     pub fn of(c: &Checkpoint, on_cpu: bool) -> Model {
         let a = &c.arch;
-        let weight = c.block_tensor(0, Role::Q).map_or(&Dtype::BF16, |t| &t.dtype);
+        let weight = c
+            .block_tensor(0, Role::Q)
+            .or_else(|| c.blocks.first()?.tensors.iter().map(|t| &c.tensors[t.tensor]).find(|t| t.shape.len() > 1));
+        let weight = weight.map_or(&Dtype::BF16, |t| &t.dtype);
         let (compute, elem) = match weight {
             _ if on_cpu => ("f32", 4),
             Dtype::F16 => ("f16", 2),
@@ -87,37 +182,10 @@ impl Model {
             _ => ("bf16", 2),
         };
         let device = |index: usize| Bytes(c.tensors[index].elements() * elem);
-        let blocks = (0..c.blocks.len())
-            .map(|b| {
-                let block = &c.blocks[b];
-                let tensors = || block.tensors.iter().map(|t| &c.tensors[t.tensor]);
-                let of = |part: Part| {
-                    block.tensors.iter().filter(move |t| t.role.part() == part).map(|t| &c.tensors[t.tensor])
-                };
-                let in_slot = |t: &crate::checkpoint::TensorInfo| {
-                    let bytes = if t.dtype.is_trainable() { t.elements() * elem } else { t.bytes };
-                    Bytes(bytes).align_up(SLOT_ALIGN)
-                };
-                BlockShape {
-                    stored: block.bytes,
-                    slot: tensors().map(in_slot).sum(),
-                    host: Part::ALL
-                        .map(|p| superset(of(p).map(|t| (t.file, t.offset, t.bytes)).collect()))
-                        .into_iter()
-                        .sum(),
-                    parts: Part::ALL.map(|p| of(p).map(|t| Bytes(t.bytes)).sum()),
-                    slots: {
-                        let slot = |p: Part| -> Bytes { of(p).map(in_slot).sum() };
-                        [slot(Part::Attention), Part::ALL[1..].iter().map(|p| slot(*p)).max().unwrap_or(Bytes::ZERO)]
-                    },
-                    gemm: tensors().filter(|t| t.shape.len() == 2).map(crate::checkpoint::TensorInfo::elements).sum(),
-                    tensors: Part::ALL.map(|p| of(p).count() as u64),
-                    gemm_parts: Part::ALL.map(|p| {
-                        of(p).filter(|t| t.shape.len() == 2).map(crate::checkpoint::TensorInfo::elements).sum()
-                    }),
-                }
-            })
-            .collect();
+        let blocks: Vec<BlockShape> = c.blocks.iter().map(|b| BlockShape::of(c, b, elem)).collect();
+        // What is stored packed is unpacked for use; MXFP4 and FP8 scales lie beside their weights.
+        let packed = |b: &&BlockShape| b.weight_bytes < Bytes(b.weights * 2);
+        let unpack = blocks.iter().filter(packed).map(|b| Bytes(b.unpacked * elem)).max().unwrap_or(Bytes::ZERO);
         let heaviest = c
             .blocks
             .iter()
@@ -131,7 +199,7 @@ impl Model {
             elem,
             compute,
             hidden: a.hidden as u64,
-            intermediate: a.intermediate as u64,
+            intermediate: a.experts.map_or(a.intermediate, |e| e.active * e.intermediate + e.shared) as u64,
             q: (a.n_heads * a.head_dim) as u64,
             kv: (a.n_kv_heads * a.head_dim) as u64,
             heads: a.n_heads as u64,
@@ -143,7 +211,7 @@ impl Model {
             final_norm: Bytes(c.tensors[c.final_norm].bytes),
             final_norm_device: device(c.final_norm),
             tied: c.head.is_none(),
-            unpack: Bytes::ZERO,
+            unpack,
             heaviest,
         }
     }
@@ -152,14 +220,15 @@ impl Model {
     pub fn packed(&self, per_weight: f64) -> Model {
         let mut m = self.clone();
         for b in &mut m.blocks {
-            let rest = b.stored.0.saturating_sub(b.gemm * self.elem);
-            let bytes = Bytes((b.gemm as f64 * per_weight).ceil() as u64 + rest);
+            let rest = b.stored.0.saturating_sub(b.weight_bytes.0);
+            let bytes = Bytes((b.weights as f64 * per_weight).ceil() as u64 + rest);
             let share = |part: Bytes| Bytes((part.0 as f64 * bytes.0 as f64 / b.stored.0.max(1) as f64).ceil() as u64);
             b.parts = b.parts.map(share);
             b.slots = b.slots.map(|s| share(s).align_up(SLOT_ALIGN));
             (b.stored, b.slot, b.host) = (bytes, bytes.align_up(SLOT_ALIGN), bytes.align_up(SECTOR));
+            b.weight_bytes = Bytes(bytes.0 - rest);
         }
-        m.unpack = self.blocks.iter().map(|b| Bytes(b.gemm * self.elem)).max().unwrap_or(Bytes::ZERO);
+        m.unpack = self.blocks.iter().map(|b| Bytes(b.unpacked * self.elem)).max().unwrap_or(Bytes::ZERO);
         m
     }
 
@@ -238,6 +307,8 @@ pub struct Job {
     pub r: u64,
     /// Projections with adapters.
     pub targets: Vec<String>,
+    /// How many of the trained blocks each of them is found in: all, or there is no job.
+    pub matches: Vec<(String, usize)>,
     /// Dropout on the adapters' input.
     pub dropout: bool,
     /// First block with adapters.
@@ -270,14 +341,26 @@ impl Job {
             }
         }
         let lowest = lowest_trainable(c.blocks.len(), l.top_fraction);
-        for target in &l.targets {
-            let has =
-                |b: &crate::checkpoint::Block| b.tensors.iter().any(|x| x.role.lora_target() == Some(target.as_str()));
-            if !c.blocks[lowest..].iter().all(has) {
-                let names: Vec<&str> = Role::ALL.into_iter().filter_map(Role::lora_target).collect();
-                return Err(Error::usage(format!("'lora.targets': '{}' has no '{target}'", c.name))
-                    .next(format!("choose among {}", names.join(", "))));
-            }
+        let trained = &c.blocks[lowest..];
+        let found = |target: &str| {
+            trained.iter().filter(|b| b.tensors.iter().any(|t| t.role.lora_target() == Some(target))).count()
+        };
+        let matches: Vec<(String, usize)> = l.targets.iter().map(|t| (t.clone(), found(t))).collect();
+        if let Some((target, n)) = matches.iter().find(|(_, n)| *n < trained.len()) {
+            let names: Vec<&str> =
+                Role::ALL.into_iter().filter_map(Role::lora_target).filter(|t| found(t) == trained.len()).collect();
+            return Err(match c.arch.experts {
+                Some(e) if ["gate_proj", "up_proj", "down_proj"].contains(&target.as_str()) => Error::usage(format!(
+                    "'lora.targets': '{target}' matches {n} of {} blocks of '{}': its feed-forward is {} experts, which \
+                     carry no adapters in this version",
+                    trained.len(),
+                    c.name,
+                    e.count
+                ))
+                .next(format!("adapt attention only: lora.targets = {}", names.join(","))),
+                _ => Error::usage(format!("'lora.targets': '{}' has no '{target}'", c.name))
+                    .next(format!("choose among {}", names.join(", "))),
+            });
         }
         if l.targets.is_empty() {
             return Err(Error::usage("'lora.targets' is empty: nothing would train").next("add \"q_proj\""));
@@ -288,6 +371,7 @@ impl Job {
             micro: t.gradient_accumulation_steps as u64,
             r: l.r as u64,
             targets: l.targets.clone(),
+            matches,
             dropout: l.dropout > 0.0,
             lowest,
             chunk: config.stream.loss_chunk as u64,
@@ -390,5 +474,60 @@ mod tests {
         let (gpu, cpu) = (Model::of(&c, false), Model::of(&c, true));
         assert_eq!((gpu.compute, cpu.compute), ("f16", "f32"));
         assert!(cpu.slot() >= Bytes(2 * gpu.blocks[0].stored.0) && gpu.slot() >= gpu.blocks[0].stored);
+    }
+
+    /// One of the header-only checkpoints.
+    fn fixture(name: &str) -> Checkpoint {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/headers").join(name);
+        crate::checkpoint::open(&dir).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    #[test]
+    fn experts_count_whole_as_bytes_and_by_their_active_share_as_work() {
+        let m = Model::of(&fixture("gpt-oss-120b"), false);
+        let b = &m.blocks[5];
+        // q, k, v, o and the router; an expert is (5760 + 2880) rows of 2880.
+        let (dense, expert) = (2880 * (4096 + 512 + 512) + 4096 * 2880 + 128 * 2880, 8640 * 2880);
+        assert_eq!((b.gemm, b.weights), (dense + 4 * expert, dense + 128 * expert));
+        assert_eq!((b.stored, m.params), (Bytes(1_748_118_784), 116_829_156_672));
+        // 17 bytes hold 32 weights; one expert at a time is unpacked to bf16: 47 MiB.
+        assert_eq!(b.weight_bytes, Bytes(2 * dense + 128 * expert / 32 * 17));
+        assert_eq!((m.unpack, m.unpack.0 >> 20), (Bytes(2 * expert), 47));
+        assert!(m.slot() >= b.stored && m.slot() < b.stored + Bytes(1 << 16), "{} for {}", m.slot(), b.stored);
+        assert_eq!((m.compute, m.intermediate, m.q, m.kv), ("bf16", 4 * 2880, 4096, 512));
+        assert_eq!(m.block_bytes(), Bytes(62_932_276_224));
+
+        let m = Model::of(&fixture("qwen3-vl-235b-a22b"), false);
+        let (dense, expert) = (4096 * (8192 + 512 + 512 + 8192 + 128), 3 * 1536 * 4096);
+        assert_eq!((m.blocks[0].gemm, m.blocks[0].weights), (dense + 8 * expert, dense + 128 * expert));
+        assert_eq!((m.unpack, m.intermediate), (Bytes::ZERO, 8 * 1536));
+        // 22 B active: the name says so.
+        let active: u64 = m.blocks.iter().map(|b| b.gemm).sum::<u64>() + 2 * 151_936 * 4096;
+        assert_eq!(active / 1_000_000_000, 22);
+
+        let m = Model::of(&fixture("glm-4.6v"), false);
+        let attention = 4096 * (12_288 + 1024 + 1024 + 12_288);
+        assert_eq!(m.blocks[0].gemm, attention + 3 * 10_944 * 4096, "the first block is dense");
+        assert_eq!(m.blocks[1].gemm, attention + 128 * 4096 + 9 * 3 * 1408 * 4096);
+        assert_eq!((m.intermediate, m.blocks[1].parts[2]), (9 * 1408, m.blocks[1].parts[3]));
+        assert_eq!(m.blocks[1].parts.iter().copied().sum::<Bytes>(), m.blocks[1].stored);
+    }
+
+    #[test]
+    fn a_packed_candidate_packs_every_expert() {
+        let m = Model::of(&fixture("qwen3-vl-235b-a22b"), false);
+        let nf4 = m.packed(0.5);
+        let rest = m.blocks[0].stored.0 - m.blocks[0].weight_bytes.0;
+        assert_eq!(nf4.blocks[0].stored, Bytes(m.blocks[0].weights / 2 + rest));
+        assert_eq!(nf4.unpack, Bytes(2 * (4096 * (8192 + 512 + 512 + 8192 + 128) + 3 * 1536 * 4096)));
+    }
+
+    #[test]
+    fn dense_models_of_a_vision_family_are_planned_by_their_text() {
+        let m = Model::of(&fixture("qwen3-vl-8b"), false);
+        assert_eq!((m.params, m.block_bytes(), m.unpack), (8_190_735_360, Bytes(13_892_143_104), Bytes::ZERO));
+        assert_eq!((m.q, m.kv, m.intermediate, m.tied), (4096, 1024, 12_288, false));
+        assert_eq!(m.blocks[0].gemm, 4096 * (2 * 4096 + 2 * 1024 + 3 * 12_288));
+        assert_eq!(m.embed, Bytes(151_936 * 4096 * 2));
     }
 }

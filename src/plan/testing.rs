@@ -156,6 +156,7 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
             windows: vec![None; shape.layers],
             max_positions: 8192,
             special: SpecialIds::default(),
+            experts: None,
         },
         files: vec![WeightFile { path: "model/model.safetensors".into(), bytes: offset }],
         tensors,
@@ -167,6 +168,7 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
         unused: vec![],
         notes: vec![],
         not_here: false,
+        plan_only: None,
         fingerprint: "test".into(),
     }
 }

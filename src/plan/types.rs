@@ -63,8 +63,17 @@ pub struct PlanReport {
     pub parts: BTreeMap<String, Bytes>,
     /// The machine planned for.
     pub machine: Machine,
+    /// What was edited of the machine before planning, as `ram = 32 GB`; empty for the machine as it is.
+    #[serde(default)]
+    pub what_if: Vec<String>,
     /// Notes of the checkpoint and of the planner.
     pub notes: Vec<String>,
+    /// The largest model that the machine could train, by mode, and what binds.
+    #[serde(default)]
+    pub ceilings: Vec<Ceiling>,
+    /// What earlier runs wrote, where a results folder was looked at.
+    #[serde(default)]
+    pub ledger: Option<Ledger>,
     /// Both modes.
     pub modes: Modes,
 }
@@ -87,6 +96,9 @@ pub struct ModePlan {
     pub reasons: Vec<String>,
     /// The nearest change that would make it feasible, or better.
     pub nearest_fix: Option<String>,
+    /// The exact command with that change made, where it is one of settings.
+    #[serde(default)]
+    pub fix_command: Option<String>,
     /// Bytes of base weights per tier.
     pub tiers: TierBytes,
     /// Bytes moved per optimizer step.
@@ -100,6 +112,9 @@ pub struct ModePlan {
     pub vram: VramPlan,
     /// Host memory, every term.
     pub host: VramPlan,
+    /// Space on the drive, every need; `budget` is what is free. An export that would not fit is not in the total.
+    #[serde(default)]
+    pub space: VramPlan,
     /// Drive wear.
     pub wear: Wear,
     /// Tier of each block.
@@ -200,8 +215,33 @@ pub struct VramPlan {
 pub struct Wear {
     /// Bytes written per step.
     pub written_per_step: Bytes,
-    /// Steps until the rated endurance; `None` when nothing is written or it is unknown.
+    /// Steps until the rated endurance, what SMART counts as written already taken off; `None` when nothing is written
+    /// or it is unknown.
     pub steps_to_tbw: Option<u64>,
+    /// Bytes of one checkpoint.
+    #[serde(default)]
+    pub written_per_save: Bytes,
+    /// Bytes written once a run whatever its length: state laid out at the start, the result at the end.
+    #[serde(default)]
+    pub written_once: Bytes,
+    /// Checkpoints of the run; `None` where their number follows from the data.
+    #[serde(default)]
+    pub saves: Option<u64>,
+    /// Bytes of the whole run; `None` where the number of steps follows from the data.
+    #[serde(default)]
+    pub written_per_run: Option<Bytes>,
+    /// Share of the drive's rated life that the run takes, 0 to 1.
+    #[serde(default)]
+    pub life_per_run: Option<f64>,
+    /// Share of its rated life the drive has behind it, by SMART.
+    #[serde(default)]
+    pub life_used: Option<f64>,
+    /// Bytes a second that a step's writes go at: less than the drive's rate once its fast cache is full.
+    #[serde(default)]
+    pub write_rate: Option<f64>,
+    /// A limit of `[wear]` is passed because `wear.override` is set.
+    #[serde(default)]
+    pub overridden: bool,
 }
 
 /// Where a block lives.
@@ -215,17 +255,74 @@ pub struct BlockPlace {
     pub bytes: Bytes,
 }
 
-/// Another way to hold the base.
+/// Another way to hold the base, or the state of full finetuning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// `fp8`, `nf4`.
+    /// `fp8`, `nf4`; of full finetuning `8-bit moments`.
     pub format: String,
     /// Its verdict.
     pub verdict: Verdict,
-    /// Bytes of the base in that format.
+    /// Bytes of the base in that format; of full finetuning of weights and state.
     pub bytes: Bytes,
     /// Best-case seconds per step.
     pub seconds_per_step: f64,
     /// Why, in a line; says when the format isn't trainable by this version yet.
     pub note: String,
+    /// Why, most important first.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+    /// The nearest change that would make it feasible.
+    #[serde(default)]
+    pub nearest_fix: Option<String>,
+    /// Bytes of base weights per tier.
+    #[serde(default)]
+    pub tiers: TierBytes,
+    /// Seconds per step as a range, with the binding resource.
+    #[serde(default)]
+    pub range: SecondsRange,
+    /// Device memory.
+    #[serde(default)]
+    pub vram: Bytes,
+    /// Drive wear.
+    #[serde(default)]
+    pub wear: Wear,
+    /// Bytes that packing writes, once for all runs.
+    #[serde(default)]
+    pub packing: Bytes,
+    /// The exact command that runs it; empty while this version can't.
+    #[serde(default)]
+    pub command: String,
+}
+
+/// The largest model that a machine can train in one way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ceiling {
+    /// `lora`, `lora_ram`, `full`, `full_8bit`, `full_ram`: see [`super::ceilings`].
+    pub mode: String,
+    /// Parameters.
+    pub params: u64,
+    /// What binds: `host memory`, `disk space`, `wear`, `device memory`.
+    pub limit: String,
+}
+
+/// What the runs of a results folder wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// The month now, `2026-11`.
+    pub month: String,
+    /// Bytes by month, newest first.
+    pub months: Vec<LedgerMonth>,
+    /// `wear.monthly_budget`; 0 = none.
+    pub budget: Bytes,
+}
+
+/// A month of the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerMonth {
+    /// `2026-11`.
+    pub month: String,
+    /// Runs that began in it.
+    pub runs: usize,
+    /// Bytes that they wrote, to model drives and to their own folders.
+    pub written: Bytes,
 }

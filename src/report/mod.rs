@@ -26,7 +26,7 @@ pub use compare::{Comparison, MAX_WIDTH, compare};
 pub use env::{environment, tool};
 pub use record::{CONFIG_FILE, ENV_FILE, METRICS_FILE, PLAN_FILE, Recorder};
 pub use replay::{EVENTS_FILE, Recording, Replay, Timed, read_events, replay};
-pub use runs::{list, load, new_run_dir};
+pub use runs::{list, load, new_run_dir, with_ledger};
 pub use summary::{comparable, summary};
 pub use types::{REPORT_SCHEMA, Report};
 pub use verify::{Verified, verify};

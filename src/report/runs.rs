@@ -4,9 +4,12 @@ use super::record::{CONFIG_FILE, is_alive};
 use super::replay::EVENTS_FILE;
 use super::write::{REPORT_FILE, name_of, rebuild};
 use crate::clock;
+use crate::config::RunConfig;
 use crate::engine::RunEntry;
 use crate::error::{Error, Result};
 use crate::event::RunStatus;
+use crate::plan::{PlanReport, ledger};
+use crate::units::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
@@ -91,13 +94,18 @@ fn entry(dir: PathBuf) -> (String, RunEntry) {
         eval: (report["eval"]["before"].as_f64(), report["eval"]["after"].as_f64()),
         seconds_per_step: report["seconds_per_step"]["median"].as_f64(),
         tiers: parsed(&report["tiers"]["placement"]).unwrap_or_default(),
+        month: month_of(&started),
+        written: written(&report),
         ..bare_entry(run_id, dir, String::new(), "")
     };
     (started, entry)
 }
 
 fn bare_entry(run_id: String, dir: PathBuf, model: String, verdict: &str) -> RunEntry {
+    let month = month_of(&run_id);
     RunEntry {
+        month,
+        written: Bytes::ZERO,
         run_id,
         dir,
         model,
@@ -109,6 +117,28 @@ fn bare_entry(run_id: String, dir: PathBuf, model: String, verdict: &str) -> Run
         seconds_per_step: None,
         tiers: Vec::new(),
     }
+}
+
+/// `2026-11` of a time or a run's name that begins with `202611`; empty where it doesn't.
+fn month_of(started: &str) -> String {
+    let digits: String = started.chars().take_while(char::is_ascii_digit).take(6).collect();
+    if digits.len() == 6 { format!("{}-{}", &digits[..4], &digits[4..]) } else { String::new() }
+}
+
+/// Bytes the run wrote: to the model's drive, and to its own folder.
+fn written(report: &Value) -> Bytes {
+    let wear = &report["wear"];
+    let outside = report["bytes"]["model_drive_written"].as_u64().unwrap_or(0);
+    let files = || report["files"].as_object().map_or(0, |f| f.values().filter_map(|x| x["bytes"].as_u64()).sum());
+    let inside = wear["run_folder_written"].as_u64().unwrap_or_else(files);
+    Bytes(outside.saturating_add(inside))
+}
+
+/// Puts what `runs` wrote into `plan`, and holds it to the budget of the month now.
+pub fn with_ledger(plan: &mut PlanReport, config: &RunConfig, runs: &[RunEntry]) {
+    let now = clock::utc(clock::unix_now());
+    let ledger = ledger::ledger(runs, now.get(..7).unwrap_or(""), config);
+    ledger::apply(plan, ledger, config);
 }
 
 fn parsed<T: DeserializeOwned>(value: &Value) -> Option<T> {

@@ -1,7 +1,8 @@
 //! The report's tables, the same for every format: what was measured beside what was planned.
 
-use super::types::{Report, Spread};
+use super::types::{Report, SmartFigures, Spread};
 use crate::event::TierName;
+use crate::plan::percent;
 use crate::units::{Bytes, count, secs};
 
 /// A table of names and values.
@@ -16,6 +17,7 @@ pub(super) fn sections(r: &Report) -> Vec<Section> {
         Section { title: "Result", rows: result(r) },
         Section { title: "Speed", rows: speed(r) },
         Section { title: "Bytes per step", rows: bytes(r) },
+        Section { title: "Wear", rows: wear(r) },
         Section { title: "Memory", rows: memory(r) },
         Section { title: "Set-up", rows: setup(r) },
         Section { title: "Data", rows: data(r) },
@@ -111,6 +113,35 @@ fn bytes(r: &Report) -> Vec<(&'static str, String)> {
         ("device to host", row(got.d2h, |p| p.d2h)),
         ("written outside the run's folder", format!("{} in the whole run", Bytes(r.bytes.total.model_drive_written))),
     ]
+}
+
+fn wear(r: &Report) -> Vec<(&'static str, String)> {
+    let w = &r.wear;
+    let life = match (w.tbw, w.life) {
+        (Some(tbw), Some(life)) => format!("{} of {}", percent(life), Bytes(tbw)),
+        _ => "the drive's rating is not known".into(),
+    };
+    let smart = |s: &Option<SmartFigures>| match s {
+        Some(s) => {
+            let written = s.written.map(|b| format!("{} written", Bytes(b)));
+            let used = s.life_used.map(|u| format!("{} of its life used", percent(u)));
+            written.into_iter().chain(used).collect::<Vec<_>>().join(", ")
+        }
+        None => "not readable".into(),
+    };
+    let mut rows = vec![
+        (
+            "written by the run",
+            format!("{} to its folder, {} elsewhere", Bytes(w.run_folder_written), Bytes(w.model_drive_written)),
+        ),
+        ("written per step", w.per_step.map_or("–".into(), |b| Bytes(b).to_string())),
+        ("share of the drive's life", life),
+        ("SMART before / after", format!("{} / {}", smart(&w.smart_before), smart(&w.smart_after))),
+    ];
+    if w.overridden {
+        rows.push(("override", "wear.override was set: a limit of [wear] was passed knowingly".into()));
+    }
+    rows
 }
 
 fn memory(r: &Report) -> Vec<(&'static str, String)> {

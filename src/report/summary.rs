@@ -61,6 +61,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
             per_step: moved(&measured, median_u64),
             planned_per_step: planned_per_step(&mode_plan["per_step"]),
         },
+        wear: wear(&told, mode_plan, &plan["machine"], env, config),
         tokens_per_second: speed(&measured, warmup_excluded),
         bound: trace::bound(&measured, &mode_plan["seconds_per_step"], &seconds_per_step),
         forecast: forecast(&mode_plan["seconds_per_step"], &seconds_per_step),
@@ -104,6 +105,31 @@ fn moved(steps: &[StepRecord], fold: fn(Vec<u64>) -> u64) -> Moved {
         h2d: of(|s| s.h2d.0),
         d2h: of(|s| s.d2h.0),
         model_drive_written: of(|s| s.model_drive_written.0),
+    }
+}
+
+/// What the run cost the drive, and what SMART said before and after.
+fn wear(told: &Told, mode_plan: &Value, machine: &Value, env: &Value, config: &Value) -> WearReport {
+    let outside = moved(&told.all_steps, total).model_drive_written;
+    let all = outside.saturating_add(told.saved);
+    let steps = told.last_step();
+    let own = config["wear"]["tbw"].as_f64().filter(|t| *t > 0.0).map(|t| (t * 1e12) as u64);
+    // The rating of a profile's drive says nothing about the one the run was on.
+    let here = machine["source"].as_str().is_some_and(|s| s.starts_with("measured"));
+    let tbw = own.or_else(|| machine["disk"]["tbw"].as_u64().filter(|_| here)).filter(|t| *t > 0);
+    let smart = |at: &Value| {
+        let figures = SmartFigures { written: at["written"].as_u64(), life_used: at["life_used"].as_f64() };
+        (figures.written.is_some() || figures.life_used.is_some()).then_some(figures)
+    };
+    WearReport {
+        model_drive_written: outside,
+        run_folder_written: told.saved,
+        per_step: all.checked_div(steps),
+        tbw,
+        life: tbw.and_then(|t| finite(all as f64 / t as f64)),
+        smart_before: smart(&session_env(env, 0)["drive"]),
+        smart_after: smart(&env["drive_after"]),
+        overridden: mode_plan["wear"]["overridden"].as_bool().unwrap_or(false),
     }
 }
 

@@ -45,6 +45,8 @@ pub(super) struct Told {
     /// Everything that ran, repeated steps too.
     pub(super) all_steps: Vec<StepRecord>,
     evals: Vec<(u64, f64)>,
+    /// Bytes of every checkpoint and adapter saved.
+    pub(super) saved: u64,
     pub(super) gauges: Vec<Gauges>,
     /// The newest.
     pub(super) trace: Option<StepTrace>,
@@ -83,6 +85,7 @@ impl Told {
                 self.steps.insert(s.step, (self.sessions.len(), s.clone()));
                 self.all_steps.push(s.clone());
             }
+            EventKind::Saved(s) => self.saved = self.saved.saturating_add(s.bytes.0),
             EventKind::Eval(e) => self.evals.push((e.step, e.loss)),
             EventKind::Trace(t) => self.trace = Some(t.clone()),
             EventKind::Gauges(g) => self.gauges.push(g.clone()),

@@ -57,6 +57,9 @@ pub struct Report {
     pub residency: Residency,
     /// Bytes moved during optimizer steps, also those that a crash made the run repeat.
     pub bytes: BytesReport,
+    /// What the run cost the drive.
+    #[serde(default)]
+    pub wear: WearReport,
     /// Wall-clock seconds per optimizer step.
     pub seconds_per_step: StepTimes,
     /// Training speed.
@@ -233,6 +236,36 @@ pub struct BytesReport {
     pub per_step: Moved,
     /// The plan's figures for a step.
     pub planned_per_step: Option<Moved>,
+}
+
+/// What the run cost the drive.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WearReport {
+    /// Written by this process outside the run's folder, in all steps.
+    pub model_drive_written: u64,
+    /// Written into the run's folder: every checkpoint and adapter saved, those deleted since too.
+    pub run_folder_written: u64,
+    /// Both, over the steps of the run.
+    pub per_step: Option<u64>,
+    /// Rated endurance of the drive, bytes.
+    pub tbw: Option<u64>,
+    /// Share of it that the run took, 0 to 1.
+    pub life: Option<f64>,
+    /// The drive's own count when the run began, by SMART.
+    pub smart_before: Option<SmartFigures>,
+    /// The same when it ended.
+    pub smart_after: Option<SmartFigures>,
+    /// A limit of `[wear]` was passed because `wear.override` was set.
+    pub overridden: bool,
+}
+
+/// A drive's own figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SmartFigures {
+    /// Bytes written in its life, by every program.
+    pub written: Option<u64>,
+    /// Share of its rated life used, 0 to 1.
+    pub life_used: Option<f64>,
 }
 
 /// Times of optimizer steps.

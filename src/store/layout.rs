@@ -219,6 +219,7 @@ mod tests {
                 windows: vec![None],
                 max_positions: 1,
                 special: SpecialIds::default(),
+                experts: None,
             },
             files: Vec::new(),
             tensors: infos,
@@ -234,6 +235,7 @@ mod tests {
             unused: Vec::new(),
             notes: Vec::new(),
             not_here: false,
+            plan_only: None,
             fingerprint: String::new(),
         }
     }

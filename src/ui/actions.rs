@@ -32,6 +32,13 @@ impl App {
             A::Edit => self.edit_setting(),
             A::OpenPath => self.overlay = Some(Overlay::Prompt(Prompt::open_path(&self.config.model.path))),
             A::Mode => return self.toggle_mode(),
+            A::WhatIf => self.plan.what_if.select_next(),
+            A::More => return self.what_if(1),
+            A::Less => return self.what_if(-1),
+            A::AsItIs => {
+                self.plan.what_if.reset();
+                return self.refresh();
+            }
             A::Start => return self.start(),
             A::PauseResume => return self.pause_or_resume(),
             A::SaveNow => return self.running_command(Command::SaveNow),
@@ -120,6 +127,9 @@ impl App {
             return Vec::new();
         }
         let refusal = match self.plan.report() {
+            Some(_) if self.plan.what_if.active() => {
+                Some(("What if", "This plan is for another machine. Press W to plan for this one, then start.".into()))
+            }
             None => Some(("No plan yet", self.plan.error().unwrap_or("pick a model on the Models screen").to_owned())),
             Some(report) => {
                 let mode = super::screens::plan::chosen(&self.config, report);
@@ -135,6 +145,21 @@ impl App {
                 Vec::new()
             }
             None => vec![Effect::Start],
+        }
+    }
+
+    /// Changes the selected figure of the machine and plans for it.
+    fn what_if(&mut self, by: isize) -> Vec<Effect> {
+        let Some(machine) = self.plan.report().map(|r| r.machine.clone()) else {
+            self.say(Level::Warn, "there is no plan to change yet");
+            return Vec::new();
+        };
+        match self.plan.what_if.step(by, &machine) {
+            Ok(()) => vec![Effect::Plan],
+            Err(why) => {
+                self.say(Level::Warn, why);
+                Vec::new()
+            }
         }
     }
 

@@ -27,6 +27,10 @@ pub enum Action {
     Edit,
     OpenPath,
     Mode,
+    WhatIf,
+    More,
+    Less,
+    AsItIs,
     Start,
     PauseResume,
     SaveNow,
@@ -55,7 +59,19 @@ impl Action {
     #[must_use]
     pub fn repeats(self) -> bool {
         use Action as A;
-        matches!(self, A::Up | A::Down | A::Left | A::Right | A::PageUp | A::PageDown | A::NextMatch | A::PrevMatch)
+        matches!(
+            self,
+            A::Up
+                | A::Down
+                | A::Left
+                | A::Right
+                | A::PageUp
+                | A::PageDown
+                | A::NextMatch
+                | A::PrevMatch
+                | A::More
+                | A::Less
+        )
     }
 }
 
@@ -99,6 +115,10 @@ pub const BINDINGS: &[Binding] = &[
     b(&["h", "<left>"], Action::Left, "", "previous value of the setting", FORMS),
     b(&["l", "<right>"], Action::Right, "change", "next value of the setting", FORMS),
     b(&["m"], Action::Mode, "lora/full", "show the other mode: LoRA or full finetuning", &[Screen::Plan]),
+    b(&["w"], Action::WhatIf, "what if", "what if: next of RAM, VRAM, disk and read rate to change", &[Screen::Plan]),
+    b(&["+"], Action::More, "", "what if: more of it", &[Screen::Plan]),
+    b(&["-"], Action::Less, "", "what if: less of it", &[Screen::Plan]),
+    b(&["W"], Action::AsItIs, "", "what if: back to this machine as it is", &[Screen::Plan]),
     b(&["o"], Action::OpenPath, "open path", "open a folder or hub id by name", &[Screen::Models]),
     b(&["/"], Action::Filter, "filter", "filter the list as you type", LISTS),
     b(&["n"], Action::NextMatch, "", "next row", LISTS),

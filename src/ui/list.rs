@@ -28,6 +28,11 @@ impl<T> List<T> {
         self.loaded = true;
         self.clamp();
     }
+    /// All rows, filter or not.
+    #[must_use]
+    pub fn rows(&self) -> &[T] {
+        &self.rows
+    }
     /// Whether there are no rows at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -114,7 +114,11 @@ impl<'a> Session<'a> {
     }
 
     fn plan(&mut self) -> Msg {
-        let result = self.services.plan(&self.app.config);
+        let edits = self.app.plan.what_if.edits();
+        let result = match edits.is_empty() {
+            true => self.services.plan(&self.app.config),
+            false => self.services.what_if(&self.app.config, &edits),
+        };
         let answer = match &result {
             Ok(plan) => Ok(Box::new(plan.clone())),
             Err(e) => Err(e.to_string()),

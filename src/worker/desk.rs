@@ -40,17 +40,28 @@ pub struct Desk {
     opened: Option<(String, Checkpoint)>,
     measured: Option<(Option<PathBuf>, PathBuf, Machine)>,
     run: Option<RunHandle>,
+    /// Runs of a results folder as last listed: a plan at every key press must not read every report.
+    listed: Option<(PathBuf, Vec<RunEntry>)>,
 }
 
 impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk { options, opened: None, measured: None, run: None }
+        Desk { options, opened: None, measured: None, run: None, listed: None }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
         config.results.clone().unwrap_or_else(|| self.options.results.clone())
+    }
+
+    /// The runs of the results folder, read once until a run ends or the list is asked for.
+    fn listed(&mut self, config: &RunConfig) -> &[RunEntry] {
+        let results = self.results(config);
+        if self.listed.as_ref().is_none_or(|(at, _)| *at != results) {
+            self.listed = Some((results.clone(), report::list(&results)));
+        }
+        self.listed.as_ref().map_or(&[], |(_, runs)| runs)
     }
 
     /// Opens the checkpoint, once per path.
@@ -60,7 +71,7 @@ impl Desk {
             return Err(Error::usage("no model chosen").next("pick one on the Models screen or give --model"));
         }
         if self.opened.as_ref().is_none_or(|(p, _)| p != path) {
-            let checkpoint = checkpoint::open(&checkpoint::resolve(path)?)?;
+            let checkpoint = checkpoint::open_model(path, config.model.rebuild_index)?;
             self.opened = Some((path.clone(), checkpoint));
         }
         let (_, checkpoint) = self.opened.as_ref().expect("opened above");
@@ -131,9 +142,15 @@ impl Services for Desk {
     }
 
     fn plan(&mut self, config: &RunConfig) -> Result<PlanReport> {
+        self.what_if(config, &[])
+    }
+
+    fn what_if(&mut self, config: &RunConfig, edits: &[plan::Edit]) -> Result<PlanReport> {
         let dir = self.checkpoint(config)?.dir.clone();
         let machine = self.machine(config, &dir)?;
-        plan::plan(self.checkpoint(config)?, &machine, config)
+        let mut report = plan::plan_what_if(self.checkpoint(config)?, &machine, config, edits)?;
+        report::with_ledger(&mut report, config, self.listed(config));
+        Ok(report)
     }
 
     fn start(&mut self, config: &RunConfig) -> Result<()> {
@@ -141,6 +158,11 @@ impl Services for Desk {
             return Err(Error::run("a run is in progress").next("stop it first"));
         }
         refuse_unready(config)?;
+        let checkpoint = self.checkpoint(config)?;
+        checkpoint.runnable()?;
+        if config.data.format != "tokens" {
+            checkpoint::needs_tokenizer(&checkpoint.dir)?;
+        }
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         let env = (self.options.env)(config, &plan.machine);
@@ -162,7 +184,7 @@ impl Services for Desk {
     fn poll(&mut self) -> Vec<Event> {
         let events = self.run.as_ref().map(RunHandle::poll).unwrap_or_default();
         if events.iter().any(|e| matches!(e.kind, EventKind::Finished(_))) {
-            self.run = None;
+            (self.run, self.listed) = (None, None);
         }
         events
     }
@@ -178,7 +200,9 @@ impl Services for Desk {
     }
 
     fn runs(&mut self) -> Vec<RunEntry> {
-        report::list(&self.options.results)
+        let runs = report::list(&self.options.results);
+        self.listed = Some((self.options.results.clone(), runs.clone()));
+        runs
     }
 
     fn report(&mut self, run_dir: &Path) -> Result<serde_json::Value> {

@@ -60,6 +60,7 @@ fn checkpoint(dir: &Path) -> Checkpoint {
             windows: vec![None],
             max_positions: 512,
             special: SpecialIds { bos: None, eos: vec![257], pad: Some(257) },
+            experts: None,
         },
         files: Vec::new(),
         tensors: Vec::new(),
@@ -71,6 +72,7 @@ fn checkpoint(dir: &Path) -> Checkpoint {
         unused: Vec::new(),
         notes: Vec::new(),
         not_here: false,
+        plan_only: None,
         fingerprint: String::new(),
     }
 }

@@ -25,6 +25,8 @@ pub fn mode_plan() -> ModePlan {
         vram: VramPlan { total: Bytes(5000), budget: Bytes(8000), terms: BTreeMap::new() },
         host: VramPlan { total: Bytes(900), budget: Bytes(8000), terms: BTreeMap::new() },
         wear: Wear::default(),
+        space: Default::default(),
+        fix_command: None,
         placement: (0..4).map(|block| BlockPlace { block, tier: TierName::Disk, bytes: Bytes(75) }).collect(),
         ring_slots: 3,
         stream: Default::default(),
@@ -77,6 +79,9 @@ pub fn plan() -> PlanReport {
         n_blocks: 4,
         parts: BTreeMap::new(),
         machine: machine(),
+        what_if: Vec::new(),
+        ceilings: Vec::new(),
+        ledger: None,
         notes: Vec::new(),
         modes: Modes { lora: mode_plan(), full },
     }

@@ -8,6 +8,7 @@ pub mod report;
 pub mod run;
 pub mod runs;
 pub mod tryout;
+pub mod whatif;
 
 use super::theme::Theme;
 use ratatui::text::{Line, Span};

@@ -1,9 +1,10 @@
 //! Plan: the verdict of each mode, why, what moves and what it costs, beside the settings that change it.
 
 use super::form::{FormState, draw as form};
+use super::whatif::WhatIf;
 use crate::config::RunConfig;
 use crate::event::TierName;
-use crate::plan::{ModePlan, PlanReport, Verdict, VramPlan};
+use crate::plan::{Ceiling, ModePlan, PlanReport, Verdict, VramPlan, wear_text};
 use crate::ui::app::App;
 use crate::ui::form::PLAN;
 use crate::ui::text::cut;
@@ -21,6 +22,8 @@ use ratatui::text::{Line, Span};
 pub struct PlanScreen {
     /// The settings.
     pub form: FormState,
+    /// Edits to the machine that is planned for.
+    pub what_if: WhatIf,
     report: Option<PlanReport>,
     error: Option<String>,
     details: bool,
@@ -89,9 +92,16 @@ type Writer = fn(&PlanReport, &ModePlan, usize, Theme) -> Section;
 pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let theme = app.theme;
     let compact = super::super::frame::compact(area);
-    let [top, rest] =
-        Layout::vertical([Constraint::Length(if compact { 3 } else { 4 }), Constraint::Fill(1)]).areas(area);
+    let [top, banner, rest] = Layout::vertical([
+        Constraint::Length(if compact { 3 } else { 4 }),
+        Constraint::Length(app.plan.what_if.height()),
+        Constraint::Fill(1),
+    ])
+    .areas(area);
     verdicts(app, frame, top, compact);
+    if let Some(report) = &app.plan.report {
+        app.plan.what_if.draw(frame, banner, &report.machine, theme);
+    }
     let wide = area.width >= 120;
     let left = if wide { 44 } else { (area.width * 2 / 5).clamp(24, 40) };
     let [left, right] = Layout::horizontal([Constraint::Length(left), Constraint::Fill(1)]).areas(rest);
@@ -202,9 +212,9 @@ fn details(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, wide: 
     let theme = app.theme;
     let plan = chosen(&app.config, report);
     let groups: Vec<Vec<Writer>> = if wide {
-        vec![vec![why, weights, others], vec![device_memory, host_memory, notes]]
+        vec![vec![why, weights, others], vec![device_memory, host_memory, drive, notes]]
     } else {
-        vec![vec![why, weights, device_memory, host_memory, others, notes]]
+        vec![vec![why, weights, device_memory, host_memory, drive, others, notes]]
     };
     let columns = Layout::horizontal(groups.iter().map(|_| Constraint::Fill(1))).split(area);
     for (group, column) in groups.into_iter().zip(columns.iter()) {
@@ -338,12 +348,30 @@ fn host_memory(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> S
     ("host memory", memory(&plan.host, width, Tone::Ram, theme))
 }
 
+/// Space and wear of the drive, the ledger, the largest models.
+fn drive(report: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Section {
+    let mut text = memory(&plan.space, width, Tone::Notice, theme);
+    text.extend(bullets(&[wear_text(&plan.wear)], "•", Style::default(), width));
+    if let Some(ledger) = report.ledger.as_ref().filter(|l| !l.months.is_empty() || l.budget > Bytes::ZERO) {
+        text.extend(bullets(&[ledger.line()], "•", theme.dim(), width));
+    }
+    let largest = |c: &Ceiling| format!("{} {} ({})", c.mode.replace('_', " "), count(c.params), c.limit);
+    if !report.ceilings.is_empty() {
+        let list: Vec<String> = report.ceilings.iter().map(largest).collect();
+        text.extend(bullets(&[format!("largest models here: {}", list.join(", "))], "•", theme.dim(), width));
+    }
+    ("drive", text)
+}
+
 fn others(_: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Section {
     let mut text = Vec::new();
     for c in &plan.candidates {
         let head = format!("{:<5} {:>9}  {} a step  ", c.format, c.bytes.to_string(), secs(c.seconds_per_step));
         text.push(Line::from(vec![verdict_span(c.verdict, theme), Span::raw(head)]));
         text.extend(bullets(std::slice::from_ref(&c.note), " ", theme.dim(), width));
+        if let Some(fix) = &c.nearest_fix {
+            text.extend(bullets(std::slice::from_ref(fix), "→", theme.dim(), width));
+        }
     }
     ("other formats", text)
 }
@@ -352,6 +380,8 @@ fn notes(report: &PlanReport, plan: &ModePlan, width: usize, theme: Theme) -> Se
     let mut text = bullets(&report.notes, "•", theme.dim(), width);
     if !plan.command.is_empty() {
         text.extend(bullets(std::slice::from_ref(&plan.command), "$", theme.dim(), width));
+    } else if let Some(fixed) = &plan.fix_command {
+        text.extend(bullets(std::slice::from_ref(fixed), "$", theme.dim(), width));
     }
     ("notes", text)
 }

@@ -3,15 +3,17 @@
 use super::plan::verdict_tone;
 use crate::engine::RunEntry;
 use crate::event::RunStatus;
+use crate::plan::ledger;
 use crate::ui::app::App;
 use crate::ui::list::List;
 use crate::ui::run::status_word;
+use crate::ui::text::cut;
 use crate::ui::theme::Tone;
 use crate::ui::widgets::table::{Column, draw as table};
-use crate::ui::widgets::{lines, pane, wrap};
-use crate::units::secs;
+use crate::ui::widgets::{lines, pane, put, wrap};
+use crate::units::{Bytes, secs};
 use ratatui::Frame;
-use ratatui::layout::Rect;
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
 use ratatui::text::Line;
 use std::path::PathBuf;
@@ -68,6 +70,23 @@ const COLUMNS: &[Column] = &[
     Column { title: "model", width: 26, right: false, from: 130 },
 ];
 
+/// What the listed runs wrote, by month, newest first; nothing where there is no run.
+fn written_line(app: &App) -> Option<String> {
+    let runs = app.runs.list.rows();
+    let newest = runs.iter().map(|r| r.month.as_str()).max()?;
+    let ledger = ledger::ledger(runs, newest, &app.config);
+    let months: Vec<String> = ledger.months.iter().map(|m| format!("{} {}", month(&m.month), m.written)).collect();
+    let budget = match ledger.budget {
+        Bytes::ZERO => String::new(),
+        b => format!("; budget {b} a month"),
+    };
+    Some(format!("written to drives: {}{budget}", months.join(", ")))
+}
+
+fn month(month: &str) -> &str {
+    if month.is_empty() { "undated" } else { month }
+}
+
 /// Draws the screen.
 pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let theme = app.theme;
@@ -76,6 +95,12 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let shown: Vec<&RunEntry> = list.shown().collect();
     let title = super::list_title("runs", shown.len(), list.filter(), theme);
     let inner = pane(frame, area, title, true, compact, theme);
+    let written = written_line(app);
+    let [inner, footer] =
+        Layout::vertical([Constraint::Fill(1), Constraint::Length(u16::from(written.is_some()))]).areas(inner);
+    if let Some(written) = written {
+        put(frame, footer, Line::styled(cut(&written, inner.width.into()), theme.dim()));
+    }
     let change = |(from, to): (Option<f64>, Option<f64>)| match (from, to) {
         (Some(from), Some(to)) => format!("{from:.2} → {to:.2}"),
         (Some(from), None) => format!("{from:.2}"),

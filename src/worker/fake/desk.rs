@@ -7,7 +7,7 @@ use crate::config::RunConfig;
 use crate::engine::{Job, ModelEntry, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind, Gauges};
-use crate::plan::PlanReport;
+use crate::plan::{Edit, PlanReport};
 use crate::report;
 use crate::units::Bytes;
 use crate::worker::desk::{chosen, refuse_infeasible};
@@ -42,6 +42,10 @@ impl Services for FakeDesk {
 
     fn plan(&mut self, config: &RunConfig) -> Result<PlanReport> {
         facts::plan(config)
+    }
+
+    fn what_if(&mut self, config: &RunConfig, edits: &[Edit]) -> Result<PlanReport> {
+        facts::what_if(config, edits)
     }
 
     fn start(&mut self, config: &RunConfig) -> Result<()> {

@@ -7,8 +7,8 @@ use crate::engine::{ModelEntry, RunEntry};
 use crate::error::{Error, Result};
 use crate::event::{RunStatus, TierName};
 use crate::plan::{
-    BlockPlace, Candidate, ModePlan, Modes, PLAN_SCHEMA, PerStep, PlanReport, SecondsRange, StreamPlan, TierBytes,
-    Verdict, VramPlan, Wear,
+    BlockPlace, Candidate, Ceiling, Edit, ModePlan, Modes, PLAN_SCHEMA, PerStep, PlanReport, SecondsRange, StreamPlan,
+    TierBytes, Verdict, VramPlan, Wear, whatif,
 };
 use crate::units::{Bytes, GB};
 use std::collections::BTreeMap;
@@ -86,6 +86,14 @@ pub fn models() -> Vec<ModelEntry> {
 /// # Errors
 /// Not one of the models, or one with a problem.
 pub fn plan(config: &RunConfig) -> Result<PlanReport> {
+    what_if(config, &[])
+}
+
+/// The same with the laptop edited.
+///
+/// # Errors
+/// As [`plan`].
+pub fn what_if(config: &RunConfig, edits: &[Edit]) -> Result<PlanReport> {
     let path = PathBuf::from(&config.model.path);
     let model = models()
         .into_iter()
@@ -94,8 +102,10 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
     if let Some(problem) = model.problem {
         return Err(Error::checkpoint(problem).next("fetch the missing file"));
     }
-    let machine = machine();
-    let vram_budget = pick(config.stream.vram_budget.0, 7_000_000_000);
+    let machine = whatif::edited(&machine(), edits)?;
+    // What the desktop and CUDA take of the card stays taken.
+    let free = machine.gpu.as_ref().map_or(0, |g| g.vram_total.0.saturating_sub(GB));
+    let vram_budget = pick(config.stream.vram_budget.0, free);
     let block = model.bytes.0 / (model.n_blocks as u64 + 2);
     let tokens = (config.data.max_length * config.train.per_device_train_batch_size) as u64;
     let terms = BTreeMap::from([
@@ -112,7 +122,7 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
         let n = tiers(model.n_blocks).iter().filter(|x| **x == t).count() as u64;
         Bytes(n * block)
     };
-    let small = model.bytes.0 < 8 * GB && config.stream.tier != "disk";
+    let small = model.bytes.0 < machine.ram.pinnable.0 && config.stream.tier != "disk";
     let verdict = match (fits, small) {
         (false, _) => Verdict::Infeasible,
         (true, true) => Verdict::Ram,
@@ -149,7 +159,9 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
             budget: Bytes(pick(config.stream.host_budget.0, 8 * GB)),
             terms: BTreeMap::from([("RAM tier".to_owned(), tier(TierName::Ram))]),
         },
-        wear: Wear { written_per_step: Bytes(0), steps_to_tbw: None },
+        wear: Wear::default(),
+        space: VramPlan::default(),
+        fix_command: None,
         placement: tiers(model.n_blocks)
             .into_iter()
             .enumerate()
@@ -166,6 +178,14 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
             bytes: Bytes(model.bytes.0 / 4),
             seconds_per_step: seconds / 4.0,
             note: "not trainable by this version yet".into(),
+            reasons: vec!["every packed block stays in memory".into()],
+            nearest_fix: None,
+            tiers: TierBytes::default(),
+            range: SecondsRange::default(),
+            vram: Bytes(0),
+            wear: Wear::default(),
+            packing: Bytes(model.bytes.0 / 4),
+            command: String::new(),
         }],
         command: format!("blockstream-tui train --model {}", model.path.display()),
     };
@@ -175,7 +195,11 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
         reasons: vec![format!("{written} would be written per step")],
         nearest_fix: Some("train a LoRA".into()),
         per_step: PerStep { written, ..lora.per_step },
-        wear: Wear { written_per_step: written, steps_to_tbw: Some(300_000 * GB / written.0.max(1)) },
+        wear: Wear {
+            written_per_step: written,
+            steps_to_tbw: Some(300_000 * GB / written.0.max(1)),
+            ..Wear::default()
+        },
         candidates: Vec::new(),
         ..lora.clone()
     };
@@ -187,6 +211,9 @@ pub fn plan(config: &RunConfig) -> Result<PlanReport> {
         n_blocks: model.n_blocks,
         parts: BTreeMap::from([("largest block".to_owned(), Bytes(block))]),
         machine,
+        what_if: edits.iter().map(Edit::words).collect(),
+        ceilings: vec![Ceiling { mode: "lora".into(), params: 156_000_000_000, limit: "disk space".into() }],
+        ledger: None,
         notes: vec!["'adapter_model.safetensors' beside the shards is ignored".into()],
         modes: Modes { lora, full },
     })
@@ -210,6 +237,8 @@ pub fn runs() -> Vec<RunEntry> {
         eval,
         seconds_per_step: seconds,
         tiers: tiers(30),
+        month: "2026-11".into(),
+        written: Bytes(steps * 1_500_000),
     };
     vec![
         entry(

@@ -39,10 +39,38 @@ fn case_ck_05_stale_index_is_explained_and_rebuilt_only_when_asked() {
         let from = d.path().join(format!("model-0000{n}-of-00002.safetensors"));
         std::fs::rename(from, d.path().join(format!("part-{n}.safetensors"))).unwrap();
     }
-    refused(d.path(), &["names 2 absent files", "2 other safetensors files cover all 39 expected tensors", "rebuild"]);
+    let words = "the index names 2 absent files; 2 other safetensors files cover all 39 expected tensors";
+    refused(d.path(), &[words, "rebuild the index: --rebuild-index"]);
+    let path = d.path().to_str().unwrap();
+    let e = checkpoint::open_model(path, false).map(|c| c.name).unwrap_err();
+    assert!(e.to_string().contains(words), "never silent: {e}");
+    assert!(!d.path().join("model.safetensors.index.json.old").exists(), "nothing is written unless asked");
+    let c = checkpoint::open_model(path, true).unwrap();
+    assert_eq!(c.total_bytes().0, 363_648);
+    noted(&c, &["index was rebuilt from the 2 files here, as asked", "model.safetensors.index.json.old"]);
+    // An index that is right stays as it is.
+    let before = std::fs::read(d.path().join("model.safetensors.index.json")).unwrap();
+    let c = checkpoint::open_model(path, true).unwrap();
+    assert!(c.notes.is_empty(), "{:?}", c.notes);
+    assert_eq!(std::fs::read(d.path().join("model.safetensors.index.json")).unwrap(), before);
+    // Files that hold other tensors are no replacement, asked or not.
+    let other = dir();
+    Model::tiny().shards(2).write(other.path());
+    std::fs::remove_file(other.path().join("model-00002-of-00002.safetensors")).unwrap();
+    std::fs::rename(other.path().join("model-00001-of-00002.safetensors"), other.path().join("part-1.safetensors"))
+        .unwrap();
+    let e = checkpoint::open_model(other.path().to_str().unwrap(), true).map(|c| c.name).unwrap_err();
+    assert!(e.to_string().contains("lacks 2 of 2 weights files"), "{e}");
+}
+
+#[test]
+fn an_index_can_be_rebuilt_where_there_is_none() {
+    let d = dir();
+    Model::tiny().shards(2).write(d.path());
+    std::fs::remove_file(d.path().join("model.safetensors.index.json")).unwrap();
+    refused(d.path(), &["no model.safetensors.index.json", "--rebuild-index"]);
     checkpoint::rebuild_index(d.path()).unwrap();
     assert_eq!(open(d.path()).total_bytes().0, 363_648);
-    assert!(d.path().join("model.safetensors.index.json.old").exists());
 }
 
 #[test]

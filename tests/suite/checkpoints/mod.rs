@@ -1,7 +1,9 @@
 //! Checkpoints from the outside: the public cases CK-* and PL-01 over whole model folders.
 
 mod files;
+pub mod headers;
 mod parts;
+mod refusals;
 
 use crate::support::fixture::{Model, Tensor, put};
 use blockstream_tui::checkpoint::{self, Checkpoint, Role};

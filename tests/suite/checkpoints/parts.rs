@@ -3,6 +3,8 @@
 use super::{dir, noted, open, refused};
 use crate::support::fixture::{Model, Raw, Tensor, put, safetensors};
 use blockstream_tui::checkpoint::Role;
+use blockstream_tui::config::{RunConfig, load};
+use blockstream_tui::{device, plan};
 use serde_json::json;
 
 #[test]
@@ -53,13 +55,17 @@ fn case_ck_18_vision_tower_absent_or_carried() {
     let outer = json!({ "model_type": "x", "vision_config": { "depth": 1 } });
     let model = Model::tiny().prefix("model.language_model.").nested(outer);
     let d = dir();
-    noted(&open(&model.write(d.path())), &["vision_config", "text-only"]);
+    noted(&open(&model.write(d.path())), &["vision_config", "no such tensors are here", "text only"]);
     let d = dir();
     let model = model.edit(|t| t.push(Tensor::new("model.visual.blocks.0.attn.qkv.weight", "BF16", &[192, 64])));
     let c = open(&model.write(d.path()));
-    noted(&c, &["1 tensors", "24.6 kB", "carried, frozen, not streamed"]);
+    noted(&c, &["1 tensor,", "24.6 kB", "carried, frozen, not streamed", "text only"]);
     assert_eq!(c.unused.len(), 1);
     assert!(c.blocks.iter().all(|b| b.tensors.len() == 9));
+    // No adapter target finds it: targets are roles of blocks.
+    let attached = c.blocks.iter().flat_map(|b| &b.tensors).filter(|t| t.role.lora_target().is_some());
+    assert!(attached.clone().all(|t| t.tensor != c.unused[0]));
+    assert_eq!(attached.count(), 4 * 7);
 }
 
 #[test]
@@ -131,18 +137,32 @@ fn case_ck_27_fp8_refuses_with_or_without_scale_and_config() {
     };
     let config = json!({ "quant_method": "fp8", "weight_block_size": [128, 128] });
     let announced = Model::tiny().set("quantization_config", config);
+    // A weight with its scale can be counted, so it can be planned; the bytes are those stored.
+    for model in [announced.clone().edit(fp8).edit(scale), Model::tiny().edit(fp8).edit(scale)] {
+        let d = dir();
+        let c = open(&model.write(d.path()));
+        assert!(c.plan_only.as_deref().unwrap().starts_with("FP8 not supported: convert to bf16"), "{:?}", c.plan_only);
+        assert_eq!((c.blocks[0].bytes.0, c.blocks[1].bytes.0), (73_984 - 4096 + 4, 73_984));
+        assert_eq!(c.params(), Model::tiny().bytes() / 2, "a scale is no parameter");
+        let e = c.runnable().unwrap_err().to_string();
+        assert!(e.contains("FP8 not supported: convert to bf16"), "{e}");
+    }
+    // A weight or a scale alone would be read as something else.
+    let orphan = |t: &mut Vec<Tensor>| {
+        let name = "model.layers.0.self_attn.k_proj.weight_scale_inv";
+        t.push(Tensor::new(name, "F32", &[1, 1]).with_data(0.5f32.to_le_bytes().to_vec()));
+    };
     let all = [
-        announced.clone().edit(fp8).edit(scale),
-        announced.edit(fp8),
-        Model::tiny().edit(fp8).edit(scale),
-        Model::tiny().edit(fp8),
-        Model::tiny().edit(scale),
+        (announced.clone().edit(fp8), "no scale tensor for it is stored"),
+        (Model::tiny().edit(fp8), "no scale tensor for it is stored"),
+        (Model::tiny().edit(scale), "is a scale of quantised weights"),
+        (Model::tiny().edit(fp8).edit(scale).edit(orphan), "k_proj.weight_scale_inv' is a scale"),
+        (announced, "no weight is stored so"),
     ];
-    for (i, model) in all.into_iter().enumerate() {
+    for (model, word) in all {
         let d = dir();
         model.write(d.path());
-        let e = refused(d.path(), &["FP8 not supported", "convert to bf16"]);
-        assert_eq!(e.contains("no scale"), i == 3, "{e}");
+        refused(d.path(), &["FP8 not supported", "convert to bf16", word]);
     }
     for (dtype, bytes) in [("F4", 2048), ("F6_E2M3", 3072), ("X9", 4096)] {
         let d = dir();
@@ -199,8 +219,69 @@ fn case_ck_31_experts_refuse_by_name() {
     Model::tiny().edit(experts).write(d.path());
     refused(d.path(), &["mixture of experts", "'model.layers.0.mlp.experts.gate_up_proj'"]);
     let d = dir();
-    Model::tiny().set("model_type", "qwen3_moe").write(d.path());
-    refused(d.path(), &["mixture of experts", "qwen3_moe"]);
+    Model::tiny().set("model_type", "deepseek_v3").write(d.path());
+    refused(d.path(), &["mixture of experts", "deepseek_v3"]);
+}
+
+/// The base fixture with 4 experts a block, 2 of them active: in one tensor per projection, or one by one.
+fn moe(fused: bool) -> Model {
+    Model::tiny()
+        .set("model_type", "qwen3_moe")
+        .set("num_experts", 4)
+        .set("num_experts_per_tok", 2)
+        .set("moe_intermediate_size", 128)
+        .edit(move |t| {
+            t.retain(|t| !t.name.contains(".mlp."));
+            for i in 0..4 {
+                let mut add = |name: String, shape: &[u64]| {
+                    t.push(Tensor::new(format!("model.layers.{i}.mlp.{name}"), "BF16", shape));
+                };
+                add("gate.weight".into(), &[4, 64]);
+                if fused {
+                    add("experts.gate_up_proj".into(), &[4, 256, 64]);
+                    add("experts.down_proj".into(), &[4, 64, 128]);
+                    continue;
+                }
+                for e in 0..4 {
+                    add(format!("experts.{e}.gate_proj.weight"), &[128, 64]);
+                    add(format!("experts.{e}.up_proj.weight"), &[128, 64]);
+                    add(format!("experts.{e}.down_proj.weight"), &[64, 128]);
+                }
+            }
+        })
+}
+
+#[test]
+fn case_ck_31_experts_can_be_planned_with_adapters_on_attention_only() {
+    let machine = device::machine(&config(&[("machine", "profiles/h200.toml")]), None).unwrap();
+    for fused in [true, false] {
+        let d = dir();
+        let c = open(&moe(fused).write(d.path()));
+        assert_eq!(c.blocks[0].bytes.0, 2 * (12_288 + 128 + 4 * 64 + 4 * 3 * 128 * 64));
+        let e = plan::plan(&c, &machine, &config(&[("lora.targets", "gate_proj,up_proj,down_proj")])).unwrap_err();
+        for word in ["'gate_proj' matches 0 of 4 blocks", "4 experts", "attention only", "q_proj,k_proj,v_proj,o_proj"]
+        {
+            assert!(e.to_string().contains(word), "'{word}' is not in: {e}");
+        }
+        let report = plan::plan(&c, &machine, &config(&[("lora.targets", "q_proj,o_proj")])).unwrap();
+        assert!(report.notes.iter().any(|n| n.contains("by target: q_proj 4, o_proj 4")), "{:?}", report.notes);
+        assert_eq!(report.modes.lora.verdict, plan::Verdict::Ram);
+    }
+    let d = dir();
+    moe(false).edit(|t| t.retain(|t| !t.name.contains("layers.2.mlp.experts.3."))).write(d.path());
+    refused(d.path(), &["layer 2: experts '3' are incomplete"]);
+    let d = dir();
+    let dense = |t: &mut Vec<Tensor>| t.retain(|t| !t.name.contains("layers.3.mlp"));
+    moe(true).edit(dense).write(d.path());
+    refused(d.path(), &["layer 3 has no feed-forward weights"]);
+}
+
+fn config(pairs: &[(&str, &str)]) -> RunConfig {
+    let mut config = RunConfig::default();
+    for (key, value) in pairs {
+        load::set(&mut config, key, value).unwrap_or_else(|e| panic!("{e}"));
+    }
+    config
 }
 
 #[test]
@@ -218,20 +299,26 @@ fn case_ck_32_prequantised_by_config_or_by_tensors() {
         *q = Tensor::new(q.name.clone(), "U8", &[2048, 1]);
         t.push(Tensor::new("model.layers.0.self_attn.q_proj.weight.absmax", "F32", &[64]));
     };
+    let awq = |t: &mut Vec<Tensor>| {
+        t.retain(|t| t.name != "model.layers.0.self_attn.k_proj.weight");
+        t.push(Tensor::new("model.layers.0.self_attn.k_proj.qweight", "I32", &[64, 4]));
+        t.push(Tensor::new("model.layers.0.self_attn.k_proj.qzeros", "I32", &[1, 4]));
+    };
     let config = json!({ "quant_method": "gptq", "bits": 4 });
+    let bnb_config = json!({ "load_in_4bit": true, "quant_method": "bitsandbytes" });
     let all = [
         (Model::tiny().set("quantization_config", config).edit(gptq), "(gptq 4-bit)"),
-        (Model::tiny().edit(gptq), "(gptq"),
-        (Model::tiny().edit(bnb), "q_proj.weight"),
-        (
-            Model::tiny().set("quantization_config", json!({ "load_in_4bit": true, "quant_method": "bitsandbytes" })),
-            "(bitsandbytes 4-bit)",
-        ),
+        (Model::tiny().edit(gptq), "(gptq 4-bit)"),
+        (Model::tiny().edit(awq), "(awq 4-bit)"),
+        (Model::tiny().edit(bnb), "(bitsandbytes 4-bit)"),
+        (Model::tiny().set("quantization_config", bnb_config), "(bitsandbytes 4-bit)"),
     ];
-    for (model, word) in all {
+    for (i, (model, word)) in all.into_iter().enumerate() {
         let d = dir();
         model.write(d.path());
-        refused(d.path(), &["Pre-quantised", word, "not trainable here; use the 16-bit original"]);
+        let words = format!("Pre-quantised {word}: not trainable here; use the 16-bit original");
+        let e = refused(d.path(), &[&words]);
+        assert_eq!(e.contains("0.self_attn."), (1..4).contains(&i), "the tensor that shows it is named: {e}");
     }
 }
 
@@ -242,4 +329,12 @@ fn case_ck_33_no_tokenizer_still_opens_for_planning() {
     std::fs::remove_file(d.path().join("tokenizer.json")).unwrap();
     put(&d.path().join("tokenizer.model"), [7u8, 1, 200, 0]);
     noted(&open(d.path()), &["no tokenizer.json", "'tokenizer.model'", "'tokenizer_config.json'", "training"]);
+    let e = blockstream_tui::checkpoint::needs_tokenizer(d.path()).unwrap_err().to_string();
+    for word in ["no tokenizer.json", "'tokenizer.model', 'tokenizer_config.json'", "AutoTokenizer", "save_pretrained"]
+    {
+        assert!(e.contains(word), "'{word}' is not in: {e}");
+    }
+    std::fs::remove_file(d.path().join("tokenizer.model")).unwrap();
+    let e = blockstream_tui::checkpoint::needs_tokenizer(d.path()).unwrap_err().to_string();
+    assert!(e.contains("copy the tokenizer.json of the same model"), "{e}");
 }

@@ -126,17 +126,39 @@ fn case_pl_16_unequal_blocks_are_named() {
     let p = plan(&wide, &machine("cpu-only"), &config(|_| {})).unwrap();
     assert_eq!((p.parts["embedding"], p.parts["head"]), (Bytes(25_600_000), Bytes(25_600_000)));
     check(&wide, &p);
+    // The ring holds the worst two neighbours: block 2 beside another, never twice the largest.
+    let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
+    let one = c.blocks[2].bytes;
+    assert_eq!(one, Bytes(73_984 + 12_800_000));
+    assert_eq!(p.parts["largest_block"] + p.parts["second_largest_block"], one + Bytes(73_984));
 }
 
 #[test]
 fn case_pl_19_space_for_an_export_is_itemised() {
     let c = build(LLAMA3_8B, Dtype::BF16);
     let mut m = machine("rtx4090-desktop");
-    // State fits, one more 16-bit copy doesn't.
+    let full = |m: &Machine| plan(&c, m, &config(|_| {})).unwrap().modes.full;
+    // Two extents of state fit, one more 16-bit copy doesn't.
+    m.disk.free = Bytes(200_000_000_000);
+    let p = full(&m);
+    assert_eq!(p.verdict, Verdict::FullFtDisk);
+    assert!(p.reasons.iter().any(|r| r.contains("in-place export only") && r.contains("16.06 GB")), "{:?}", p.reasons);
+    assert_eq!(p.space.terms["state_in_two_extents"], Bytes(2 * 96_363_134_976));
+    assert!(!p.space.terms.contains_key("export_16_bit"));
+    // With room for it, it is one of the needs.
+    m.disk.free = Bytes(300_000_000_000);
+    let p = full(&m);
+    assert_eq!(p.space.terms["export_16_bit"], Bytes(16_060_522_496));
+    assert_eq!(p.space.total, p.space.terms.values().copied().sum());
+    assert!(!p.reasons.iter().any(|r| r.contains("in-place")), "{:?}", p.reasons);
+    // Too small for the state: every need is named, with the download of a checkpoint that isn't here.
     m.disk.free = Bytes(100_000_000_000);
-    let p = plan(&c, &m, &config(|_| {})).unwrap();
-    assert_eq!(p.modes.full.verdict, Verdict::FullFtDisk);
-    assert!(p.modes.full.reasons.iter().any(|r| r.contains("in-place export only") && r.contains("16.06 GB")));
+    let mut away = c.clone();
+    away.not_here = true;
+    let p = plan(&away, &m, &config(|_| {})).unwrap().modes.full;
+    assert_eq!(p.verdict, Verdict::Infeasible);
+    let why = &p.reasons[0];
+    assert!(why.contains("208.79 GB") && why.contains("16.06 GB download") && why.contains("192.73 GB state"), "{why}");
     m.disk.free = Bytes(10_000_000_000);
     let p = plan(&c, &m, &config(|_| {})).unwrap();
     assert!(p.notes.iter().any(|n| n.contains("merged 16-bit export")), "{:?}", p.notes);

@@ -1,9 +1,12 @@
 //! The planner through its public face: tables for known shapes and machines, and properties over random ones.
 
 mod cases;
+mod headers;
 mod properties;
+mod seed;
 #[path = "../../../src/plan/testing.rs"]
 mod testing;
+mod verdicts;
 
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::units::{Bytes, GIB};
@@ -38,7 +41,8 @@ fn count(m: &ModePlan, tier: TierName) -> usize {
 fn check(c: &Checkpoint, p: &PlanReport) {
     for (name, m) in [("lora", &p.modes.lora), ("full", &p.modes.full)] {
         let all: Bytes = c.tensors.iter().map(|t| Bytes(t.bytes)).sum();
-        assert_eq!(m.tiers.vram + m.tiers.ram + m.tiers.disk, all, "{name}: tiers add up to the headers");
+        let unused: Bytes = c.unused.iter().map(|t| Bytes(c.tensors[*t].bytes)).sum();
+        assert_eq!(m.tiers.vram + m.tiers.ram + m.tiers.disk + unused, all, "{name}: tiers add up to the headers");
         assert_eq!(p.bytes, all);
         assert_eq!(m.placement.iter().map(|b| b.block).collect::<Vec<_>>(), (0..c.blocks.len()).collect::<Vec<_>>());
         let ring = m.stream.ring.iter().sum::<usize>().div_ceil(4).max(if name == "full" { m.ring_slots } else { 0 });
@@ -210,7 +214,7 @@ fn a_checkpoint_that_is_not_here_needs_room_for_its_download() {
     let p = plan(&c, &m, &config(|_| {})).unwrap();
     assert_eq!(p.modes.lora.verdict, Verdict::Infeasible);
     assert!(p.modes.lora.reasons[0].contains("download needs 16.06 GB"), "{:?}", p.modes.lora.reasons);
-    assert_eq!(p.modes.lora.nearest_fix.as_deref(), Some("free 6.06 GB on the drive"));
+    assert_eq!(p.modes.lora.nearest_fix.as_deref(), Some("7 GB more free disk would do"));
     c.not_here = false;
     assert_eq!(plan(&c, &m, &config(|_| {})).unwrap().modes.lora.verdict, Verdict::Ram);
 }

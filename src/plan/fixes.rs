@@ -1,0 +1,308 @@
+//! The nearest change that makes a plan feasible, or better: the change that costs the user least. Settings come before
+//! hardware; of each kind the smallest amount that suffices, found by bisection.
+
+use super::command;
+use super::full;
+use super::shape::Job;
+use super::types::Verdict;
+use super::verdict::{Inputs, judge};
+use super::whatif::Edit;
+use crate::config::{ByteSize, Resident, RunConfig};
+use crate::device::Machine;
+use crate::units::GB;
+
+/// What changes are tried on: answers the verdict of a machine and a config; `None` where no plan can be made.
+type Judge<'a> = &'a dyn Fn(&Machine, &RunConfig) -> Option<Verdict>;
+
+/// A change in words, and the command that makes it where it is one of settings.
+pub type Fix = (Option<String>, Option<String>);
+
+/// Sizes that cards are sold in, GB.
+const CARDS: [u64; 12] = [4, 6, 8, 10, 12, 16, 24, 32, 48, 80, 96, 141];
+/// Lengths are tried in multiples of this many tokens.
+const LENGTH_STEP: usize = 64;
+
+/// The nearest change for a LoRA plan with `verdict`.
+pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
+    let judged = |machine: &Machine, config: &RunConfig| {
+        let job = Job::of(config, x.checkpoint).ok()?;
+        Some(judge(&Inputs { machine, config, job: &job, ..*x }).verdict)
+    };
+    let goal = match verdict {
+        Verdict::Ram => return (None, None),
+        Verdict::Infeasible => Verdict::LoraDisk,
+        _ => Verdict::Ram,
+    };
+    let reaches = |m: &Machine, c: &RunConfig| judged(m, c).is_some_and(|v| v <= goal);
+    let edits = if goal == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
+    if let Some((words, config)) = first_setting(x, edits, &reaches) {
+        let to = if goal == Verdict::Ram { " to keep every block in memory" } else { "" };
+        return (Some(format!("set {words}{to}")), Some(command::command(&config, &x.checkpoint.name, "lora")));
+    }
+    let more = hardware(x, &judged, goal);
+    let to = if goal == Verdict::Ram { " would keep every block in memory" } else { " would do" };
+    (more.map(|m| format!("{m}{to}")), None)
+}
+
+/// The nearest change for full finetuning that is infeasible: LoRA if that can be done, and what full would take.
+pub fn full(x: &Inputs<'_>, lora: Verdict, eight_bit: Verdict) -> Fix {
+    let judged = |machine: &Machine, config: &RunConfig| {
+        let job = Job::of(config, x.checkpoint).ok()?;
+        Some(full::verdict(&Inputs { machine, config, job: &job, ..*x }, full::State::Fp32))
+    };
+    let goal = Verdict::FullFtDisk;
+    let reaches = |m: &Machine, c: &RunConfig| judged(m, c).is_some_and(|v| v <= goal);
+    let for_full = match first_setting(x, settings(x.config), &reaches) {
+        Some((words, _)) => Some(format!("set {words}")),
+        None if eight_bit <= goal => Some("8-bit moments".into()),
+        None => hardware(x, &judged, goal),
+    };
+    if lora == Verdict::Infeasible {
+        return (for_full, None);
+    }
+    let mut config = x.config.clone();
+    config.train.mode = "lora".into();
+    let runs = x.checkpoint.plan_only.is_none();
+    let command = runs.then(|| command::command(&config, &x.checkpoint.name, "lora"));
+    let full = for_full.map(|f| format!("; full finetuning takes {}", f.trim_start_matches("set ")));
+    let text =
+        format!("set train.mode = lora ({}): its base is never written{}", lora.word(), full.unwrap_or_default());
+    (Some(text), command)
+}
+
+/// One change to a config.
+struct Setting {
+    text: String,
+    apply: Box<dyn Fn(&mut RunConfig)>,
+}
+
+fn edit(key: &str, to: impl std::fmt::Display, apply: impl Fn(&mut RunConfig) + 'static) -> Setting {
+    Setting { text: format!("{key} = {to}"), apply: Box::new(apply) }
+}
+
+/// Changes to try together, the smallest amount first where there is a choice.
+enum Try {
+    These(Vec<Setting>),
+    /// The first of these that suffices; each gives up more than the one before, so bisection finds it.
+    Least(Vec<Vec<Setting>>),
+}
+
+/// The first of `tries` that reaches the goal, in words, and the config with it.
+fn first_setting(
+    x: &Inputs<'_>,
+    tries: Vec<Try>,
+    reaches: &dyn Fn(&Machine, &RunConfig) -> bool,
+) -> Option<(String, RunConfig)> {
+    let with = |edits: &[Setting]| {
+        let mut config = x.config.clone();
+        edits.iter().for_each(|e| (e.apply)(&mut config));
+        config
+    };
+    for one in tries {
+        let edits = match one {
+            Try::These(edits) => reaches(x.machine, &with(&edits)).then_some(edits),
+            Try::Least(mut list) => {
+                let works = list.last().is_some_and(|last| reaches(x.machine, &with(last)));
+                works.then(|| {
+                    let at = list.partition_point(|edits| !reaches(x.machine, &with(edits)));
+                    list.swap_remove(at.min(list.len() - 1))
+                })
+            }
+        };
+        if let Some(edits) = edits {
+            let words: Vec<&str> = edits.iter().map(|e| e.text.as_str()).collect();
+            return Some((words.join(" and "), with(&edits)));
+        }
+    }
+    None
+}
+
+/// Settings that only lift a limit.
+fn free_settings(config: &RunConfig) -> Vec<Try> {
+    let s = &config.stream;
+    let mut tries = Vec::new();
+    let mut one = |e: Setting| tries.push(Try::These(vec![e]));
+    if s.tier != "auto" {
+        one(edit("stream.tier", "auto", |c| c.stream.tier = "auto".into()));
+    }
+    if s.host_budget.0 > 0 {
+        one(edit("stream.host_budget", "0 (what is free)", |c| c.stream.host_budget = ByteSize(0)));
+    }
+    if s.vram_budget.0 > 0 {
+        one(edit("stream.vram_budget", "0 (what is free)", |c| c.stream.vram_budget = ByteSize(0)));
+    }
+    if s.resident_blocks != Resident::Auto {
+        one(edit("stream.resident_blocks", "auto", |c| c.stream.resident_blocks = Resident::Auto));
+    }
+    tries
+}
+
+/// Settings, the mildest first: limits lifted, then speed given up, then batch, then length, then all together.
+fn settings(config: &RunConfig) -> Vec<Try> {
+    let (s, t, length) = (&config.stream, &config.train, config.data.max_length);
+    let (batch, micro) = (t.per_device_train_batch_size, t.gradient_accumulation_steps);
+    let mut tries = free_settings(config);
+    let chunk = |to: usize| edit("stream.loss_chunk", to, move |c| c.stream.loss_chunk = to);
+    let rows =
+        |to: usize| edit("train.per_device_train_batch_size", to, move |c| c.train.per_device_train_batch_size = to);
+    let micros =
+        |to: usize| edit("train.gradient_accumulation_steps", to, move |c| c.train.gradient_accumulation_steps = to);
+    let shorter = |to: usize| edit("data.max_length", to, move |c| c.data.max_length = to);
+    let ring = || edit("stream.prefetch_ahead", 0, |c| (c.stream.prefetch_ahead, c.stream.slots) = (0, 0));
+    if s.head == "resident" {
+        tries.push(Try::These(vec![edit("stream.head", "auto", |c| c.stream.head = "auto".into())]));
+    }
+    if s.activation_offload == "off" {
+        let auto = edit("stream.activation_offload", "auto", |c| c.stream.activation_offload = "auto".into());
+        tries.push(Try::These(vec![auto]));
+    }
+    if !s.allow_hdd {
+        // Only counts on a hard disk.
+        tries.push(Try::These(vec![edit("stream.allow_hdd", "true", |c| c.stream.allow_hdd = true)]));
+    }
+    let chunks: Vec<usize> = [256, 128, 64].into_iter().filter(|c| *c < s.loss_chunk).collect();
+    tries.push(Try::Least(chunks.into_iter().map(|c| vec![chunk(c)]).collect()));
+    if s.prefetch_ahead > 0 || s.slots > 1 {
+        tries.push(Try::These(vec![ring()]));
+    }
+    // As many rows a step, in more micro-batches: the same training.
+    let same: Vec<usize> = (1..batch).rev().filter(|b| batch.is_multiple_of(*b)).collect();
+    tries.push(Try::Least(same.iter().map(|b| vec![rows(*b), micros(micro * (batch / b))]).collect()));
+    let at_most = length.saturating_sub(1) / LENGTH_STEP;
+    let lengths = || (1..=at_most.min(1 << 14)).rev().map(|k| k * LENGTH_STEP);
+    tries.push(Try::Least(lengths().map(|l| vec![shorter(l)]).collect()));
+    tries.push(Try::Least((1..micro.min(1 << 12)).rev().map(|m| vec![micros(m)]).collect()));
+    let thrifty = |l: usize| vec![rows(1), micros(1), shorter(l), chunk(64.min(s.loss_chunk)), ring()];
+    tries.push(Try::Least(std::iter::once(length).chain(lengths()).map(thrifty).collect()));
+    tries
+}
+
+/// Something that money buys.
+#[derive(Clone, Copy, PartialEq)]
+enum Axis {
+    Ram,
+    Card,
+    Disk,
+    Endurance,
+}
+
+impl Axis {
+    /// Amounts to choose from: GB more, the card's GB, TB of rating.
+    fn most(self, m: &Machine) -> u64 {
+        match self {
+            Axis::Card if m.gpu.as_ref().is_none_or(|g| g.integrated) => 0,
+            Axis::Card => CARDS[CARDS.len() - 1],
+            Axis::Endurance if m.disk.tbw.is_none() => 0,
+            Axis::Endurance => MOST_TB,
+            Axis::Ram | Axis::Disk => MOST_GB,
+        }
+    }
+
+    /// The edit that gives `amount` of it.
+    fn edit(self, m: &Machine, amount: u64) -> Edit {
+        match self {
+            Axis::Ram => Edit::Ram(m.ram.total.0 + amount * GB),
+            Axis::Card => Edit::Vram((amount * GB).max(m.gpu.as_ref().map_or(0, |g| g.vram_total.0))),
+            Axis::Disk => Edit::Disk(m.disk.free.0 + amount * GB),
+            Axis::Endurance => Edit::Tbw((amount * 1000 * GB).max(m.disk.tbw.map_or(0, |t| t.0))),
+        }
+    }
+
+    /// The least amount that works; 0 where none is needed.
+    fn least(self, m: &Machine, works: impl Fn(u64) -> bool) -> Option<u64> {
+        if works(0) {
+            return Some(0);
+        }
+        match self {
+            Axis::Card => CARDS.into_iter().find(|c| works(*c)),
+            _ => least(self.most(m), works),
+        }
+    }
+
+    /// How many times as much as now.
+    fn grown(self, m: &Machine, amount: u64) -> f64 {
+        let by = |now: u64, to: f64| to / now.max(1) as f64;
+        let gb = (amount * GB) as f64;
+        match self {
+            Axis::Ram => by(m.ram.total.0, m.ram.total.0 as f64 + gb),
+            Axis::Card => by(m.gpu.as_ref().map_or(1, |g| g.vram_total.0), gb),
+            Axis::Disk => by(m.disk.free.0, m.disk.free.0 as f64 + gb),
+            Axis::Endurance => by(m.disk.tbw.map_or(1, |t| t.0), gb * 1000.0),
+        }
+    }
+
+    fn words(self, amount: u64) -> String {
+        match self {
+            Axis::Ram => format!("{amount} GB more RAM"),
+            Axis::Card => format!("a {amount} GB card"),
+            Axis::Disk => format!("{amount} GB more free disk"),
+            Axis::Endurance => format!("a drive rated for {amount} TB written"),
+        }
+    }
+}
+
+/// The least hardware that reaches `goal`: of what suffices alone the smallest in proportion, else the least of each.
+fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> {
+    const AXES: [Axis; 4] = [Axis::Ram, Axis::Card, Axis::Disk, Axis::Endurance];
+    let m = x.machine;
+    let axes: Vec<Axis> = AXES.into_iter().filter(|a| a.most(m) > 0).collect();
+    let reaches = |amounts: &[(Axis, u64)]| {
+        let mut machine = m.clone();
+        amounts.iter().filter(|(_, n)| *n > 0).for_each(|(a, n)| a.edit(m, *n).change(&mut machine));
+        judged(&machine, x.config).is_some_and(|v| v <= goal)
+    };
+    let alone = axes.iter().filter_map(|a| {
+        let n = if reaches(&[(*a, a.most(m))]) { a.least(m, |n| reaches(&[(*a, n)]))? } else { return None };
+        Some((a.grown(m, n), a.words(n)))
+    });
+    if let Some((_, words)) = alone.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        return Some(words);
+    }
+    let mut amounts: Vec<(Axis, u64)> = axes.iter().map(|a| (*a, a.most(m))).collect();
+    if !reaches(&amounts) {
+        return None;
+    }
+    for i in 0..amounts.len() {
+        let with = |n: u64| {
+            let mut all = amounts.clone();
+            all[i].1 = n;
+            reaches(&all)
+        };
+        let n = amounts[i].0.least(m, with)?;
+        amounts[i].1 = n;
+    }
+    let words: Vec<String> = amounts.iter().filter(|(_, n)| *n > 0).map(|(a, n)| a.words(*n)).collect();
+    Some(words.join(" and "))
+}
+
+/// Nothing more than this is worth telling, GB of memory or space.
+const MOST_GB: u64 = 8192;
+/// The same for a drive's rating, TB.
+const MOST_TB: u64 = 100_000;
+
+/// The least whole number from 1 to `most` that `works`, where `most` does; more never works worse.
+fn least(most: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
+    let mut high = 1;
+    while high < most && !works(high) {
+        high *= 2;
+    }
+    let (mut low, mut high) = (high / 2, high.min(most));
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        if works(middle) { high = middle } else { low = middle }
+    }
+    works(high).then_some(high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_amount_is_found_exactly() {
+        for want in [1, 2, 3, 24, 36, 63, 64, 65, 1000, MOST_GB] {
+            assert_eq!(least(MOST_GB, |gb| gb >= want), Some(want));
+        }
+        assert_eq!(least(MOST_GB, |_| false), None);
+    }
+}
