@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod desk;
+mod download;
 #[cfg(feature = "torch")]
 mod generate;
 mod print;
@@ -76,6 +77,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         None => workbench(&cli),
         Some(Command::Plan { checkpoint, config, json }) => show_plan(&config.loaded(Some(&checkpoint))?, json),
+        Some(Command::Download { model, yes, json }) => download::download(&model, yes, json),
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
         #[cfg(feature = "torch")]
@@ -149,7 +151,7 @@ fn workbench(_: &Cli) -> Result<ExitCode> {
 
 fn show_plan(loaded: &load::Loaded, json: bool) -> Result<ExitCode> {
     let config = &loaded.config;
-    let opened = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
+    let opened = checkpoint::open(&download::folder(&config.model.path)?)?;
     let machine = device::machine(config, Some(&opened.dir))?;
     let report = plan::plan(&opened, &machine, config)?;
     loaded.notes.iter().for_each(|n| print::progress(n));

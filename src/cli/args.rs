@@ -73,13 +73,24 @@ impl ConfigArgs {
 pub enum Command {
     /// Say whether it fits, how, how fast and at what cost, before anything is written.
     Plan {
-        /// Model folder or hub id.
+        /// Model folder or hub id; of a model that is not here only the headers are fetched.
         #[arg(value_name = "MODEL")]
         checkpoint: String,
         /// The rest of the config.
         #[command(flatten)]
         config: ConfigArgs,
         /// The whole plan as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fetch a model from the hub into its cache; a download that was stopped goes on where it was.
+    Download {
+        /// owner/name, or owner/name@revision.
+        model: String,
+        /// Don't ask.
+        #[arg(long)]
+        yes: bool,
+        /// The result as JSON.
         #[arg(long)]
         json: bool,
     },

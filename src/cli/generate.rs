@@ -23,10 +23,7 @@ use tch::Device;
 /// The checkpoint, adapter, prompt or device won't do.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let opened = checkpoint::open(&checkpoint::resolve(&args.model)?)?;
-    if opened.not_here {
-        return Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", opened.name))
-            .next("download them first"));
-    }
+    checkpoint::require_weights(&opened)?;
     let device = match (args.device.as_str(), shim::init()) {
         ("cpu", _) | ("auto", Err(_)) => Device::Cpu,
         (_, Ok(())) => Device::Cuda(0),

@@ -27,10 +27,7 @@ impl<'a> Run<'a> {
         let config = &job.config;
         let plan = &job.plan.modes.lora;
         let checkpoint = checkpoint::open(&checkpoint::resolve(&config.model.path)?)?;
-        if checkpoint.not_here {
-            return Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", checkpoint.name))
-                .next("download them first; headers alone are enough only for `plan`"));
-        }
+        checkpoint::require_weights(&checkpoint)?;
         let uuid = job.plan.machine.gpu.as_ref().and_then(|g| g.uuid.clone());
         let mut gauges = nvml::Sampler::new(uuid.as_deref());
         let vram_before = gauges.sample().vram_used;

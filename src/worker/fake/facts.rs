@@ -62,6 +62,7 @@ pub fn models() -> Vec<ModelEntry> {
         bytes: Bytes(bytes),
         n_blocks,
         problem: problem.map(String::from),
+        not_here: false,
     };
     vec![
         entry("SmolLM2-135M-Instruct", "demo", "llama", 134_515_008, 269_060_552, 30, None),
