@@ -60,7 +60,7 @@ pub fn folder(model: &str) -> Result<PathBuf> {
         Ok(dir) => return Ok(dir),
         Err(e) => e,
     };
-    let Some(id) = ModelId::named(model) else {
+    let Some(id) = ModelId::named(model).filter(|_| cfg!(feature = "hub")) else {
         return Err(missing);
     };
     print::progress(&format!("'{id}' is not on this machine: asking the hub for its headers, not its weights"));
@@ -68,9 +68,9 @@ pub fn folder(model: &str) -> Result<PathBuf> {
     let mut last = String::new();
     let fetched =
         remote::headers(&Settings::from_env(), &id, &stop.cancel, &mut |stage| print::stage(&stage, &mut last));
-    // Signals mean again what they always do.
     if stop.cancel.asked() {
-        return Err(Error::run(format!("the headers of '{id}' were not fetched: stopped")));
+        // What was half fetched is gone by now; the signal does what it always does.
+        let _ = signal_hook::low_level::emulate_default_handler(stop.signal());
     }
     fetched
 }
@@ -117,11 +117,11 @@ fn done(plan: &DownloadPlan, dir: &Path, json: bool) -> Result<ExitCode> {
     }))
 }
 
-/// SIGINT and SIGTERM while something is fetched: the first asks it to stop, the second ends the program.
+/// SIGINT and SIGTERM while something is fetched: the first asks it to stop, the second ends the program. Afterwards
+/// the first ends it.
 struct Stop {
     cancel: Cancel,
     terminated: Arc<AtomicBool>,
-    handlers: Vec<signal_hook::SigId>,
 }
 
 impl Stop {
@@ -129,26 +129,28 @@ impl Stop {
         use signal_hook::flag;
         let refused = |e: std::io::Error| Error::device(format!("cannot catch signals: {e}"));
         let (cancel, terminated) = (Cancel::default(), Arc::new(AtomicBool::new(false)));
-        let mut handlers = Vec::new();
         for (signal, code) in [(SIGINT, ExitCode::Interrupted), (SIGTERM, ExitCode::Terminated)] {
             // Registered before the flag is set by the next, so it acts on the second signal.
-            handlers.push(flag::register_conditional_shutdown(signal, code as i32, cancel.flag()).map_err(refused)?);
-            handlers.push(flag::register(signal, cancel.flag()).map_err(refused)?);
+            flag::register_conditional_shutdown(signal, code as i32, cancel.flag()).map_err(refused)?;
+            flag::register(signal, cancel.flag()).map_err(refused)?;
         }
-        handlers.push(flag::register(SIGTERM, terminated.clone()).map_err(refused)?);
-        Ok(Stop { cancel, terminated, handlers })
+        flag::register(SIGTERM, terminated.clone()).map_err(refused)?;
+        Ok(Stop { cancel, terminated })
+    }
+
+    fn signal(&self) -> i32 {
+        if self.terminated.load(Ordering::SeqCst) { SIGTERM } else { SIGINT }
     }
 
     fn code(&self) -> ExitCode {
-        if self.terminated.load(Ordering::SeqCst) { ExitCode::Terminated } else { ExitCode::Interrupted }
+        if self.signal() == SIGTERM { ExitCode::Terminated } else { ExitCode::Interrupted }
     }
 }
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        for id in self.handlers.drain(..) {
-            signal_hook::low_level::unregister(id);
-        }
+        // A handler that is taken away leaves its signal ignored, so these stay: the next signal is the second.
+        self.cancel.ask();
     }
 }
 

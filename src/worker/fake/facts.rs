@@ -86,12 +86,20 @@ pub fn models() -> Vec<ModelEntry> {
 /// # Errors
 /// Not one of the models, or one with a problem.
 pub fn plan(config: &RunConfig) -> Result<PlanReport> {
+    plan_of(config, models())
+}
+
+/// As [`plan`], for one of `models`.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>) -> Result<PlanReport> {
     let path = PathBuf::from(&config.model.path);
-    let model = models()
+    let model = models
         .into_iter()
         .find(|m| m.path == path || m.name == config.model.path)
         .ok_or_else(|| Error::checkpoint(format!("no checkpoint at '{}'", path.display())))?;
-    if let Some(problem) = model.problem {
+    if let Some(problem) = model.problem.filter(|_| !model.not_here) {
         return Err(Error::checkpoint(problem).next("fetch the missing file"));
     }
     let machine = machine();
