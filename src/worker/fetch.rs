@@ -148,7 +148,8 @@ impl Drop for Fetch {
     }
 }
 
-#[cfg(all(test, feature = "hub"))]
+#[cfg(test)]
+#[cfg(feature = "hub")]
 mod tests {
     use super::*;
     use crate::support::fixture::Model;

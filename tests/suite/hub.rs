@@ -128,7 +128,7 @@ fn a_model_of_the_hub_is_planned_downloaded_and_planned_again_without_it() {
     let done = json(&home.run(&url, &["download", "o/n", "--yes", "--json"]));
     assert_eq!(hub.ranges(WEIGHTS), [Some("bytes=150000-".to_owned())]);
     assert_eq!((done["schema"].as_u64(), done["model"].as_str()), (Some(1), Some("o/n")));
-    assert_eq!(done["bytes"].as_u64().unwrap() - done["fetched"].as_u64().unwrap() > 150_000, true);
+    assert!(done["bytes"].as_u64().unwrap() - done["fetched"].as_u64().unwrap() > 150_000);
     let dir = PathBuf::from(done["dir"].as_str().unwrap());
     assert_eq!(std::fs::read(dir.join(WEIGHTS)).unwrap(), hub.rules().files[WEIGHTS]);
     let listed = json(&home.run(&url, &["models", "--json"]));
@@ -153,8 +153,7 @@ fn without_network_or_access_it_says_what_to_do() {
     assert_eq!(hub.asked(), []);
 
     // Nobody's token is taken where that is switched off.
-    let anonymous = home.command(&hub.url, &["plan", "o/n", "--profile", "h200"]);
-    let mut anonymous = anonymous;
+    let mut anonymous = home.command(&hub.url, &["plan", "o/n", "--profile", "h200"]);
     anonymous.env("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1");
     assert_eq!(told(anonymous.output().unwrap()).code, Some(0));
     assert!(hub.asked().iter().all(|a| a.token.is_none()));

@@ -219,5 +219,6 @@ mod net {
     }
 }
 
-#[cfg(all(test, feature = "hub"))]
+#[cfg(test)]
+#[cfg(feature = "hub")]
 mod tests;
