@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod desk;
+mod download;
 #[cfg(feature = "torch")]
 mod generate;
 mod print;
@@ -78,6 +79,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Some(Command::Plan { checkpoint, config, json, what_if }) => {
             show_plan(&config.loaded(Some(&checkpoint))?, json, &what_if)
         }
+        Some(Command::Download { model, yes, json }) => download::download(&model, yes, json),
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
         #[cfg(feature = "torch")]
@@ -152,6 +154,8 @@ fn workbench(_: &Cli) -> Result<ExitCode> {
 fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<ExitCode> {
     let config = &loaded.config;
     let edits = what_if.iter().map(|e| plan::Edit::parse(e)).collect::<Result<Vec<_>>>()?;
+    // Headers that are nowhere yet are fetched.
+    download::folder(&config.model.path)?;
     let opened = checkpoint::open_model(&config.model.path, config.model.rebuild_index)?;
     let machine = device::machine(config, Some(&opened.dir))?;
     let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;

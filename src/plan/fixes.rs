@@ -5,7 +5,7 @@ use super::command;
 use super::full;
 use super::shape::Job;
 use super::types::Verdict;
-use super::verdict::{Inputs, judge};
+use super::verdict::{Inputs, reachable};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
 use crate::device::Machine;
@@ -26,7 +26,7 @@ const LENGTH_STEP: usize = 64;
 pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     let judged = |machine: &Machine, config: &RunConfig| {
         let job = Job::of(config, x.checkpoint).ok()?;
-        Some(judge(&Inputs { machine, config, job: &job, ..*x }).verdict)
+        Some(reachable(&Inputs { machine, config, job: &job, ..*x }))
     };
     let goal = match verdict {
         Verdict::Ram => return (None, None),

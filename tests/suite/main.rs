@@ -15,6 +15,8 @@ mod configs;
 mod data_rows;
 #[cfg(feature = "tui")]
 mod desk;
+#[cfg(feature = "hub")]
+mod hub;
 mod planner;
 mod recorded;
 mod reports;
