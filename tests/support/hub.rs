@@ -44,6 +44,10 @@ pub struct Rules {
     pub status: Option<u16>,
     /// Weights are sent from the second port.
     pub elsewhere: bool,
+    /// Answers of the second port with status 403 before the first good one, as where an address is no longer good.
+    pub expired: usize,
+    /// HEADs say what a file is.
+    pub heads: bool,
     /// Files redirect to themselves.
     pub loops: bool,
     /// Files redirect here.
@@ -105,6 +109,8 @@ impl TestHub {
             token: None,
             status: None,
             elsewhere: true,
+            expired: 0,
+            heads: true,
             loops: false,
             target: None,
             ranges: true,
@@ -222,6 +228,13 @@ fn answer(mut stream: TcpStream, elsewhere: bool, shared: &Shared) -> std::io::R
         return say(&mut stream, 200, "OK", &json!({ "id": rules.id, "sha": COMMIT, "siblings": siblings }));
     }
     let name = path.rsplit_once(&format!("/resolve/{COMMIT}/")).map(|(_, n)| n.to_owned()).unwrap_or_default();
+    if elsewhere && rules.expired > 0 {
+        rules.expired -= 1;
+        return say(&mut stream, 403, "Forbidden", &json!({}));
+    }
+    if method == "HEAD" && !rules.heads {
+        return write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
+    }
     if let Some(status) = rules.status {
         return say(&mut stream, status, "No", &json!({ "error": "no" }));
     }

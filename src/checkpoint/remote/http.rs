@@ -126,7 +126,7 @@ impl Hub {
             let redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
             let told = method == Method::HEAD && linked_etag.is_some() && linked_size.is_some();
             if !redirect || told {
-                return self.answer(&url, response, linked_etag, linked_size);
+                return self.answer(&url, response, at_hub, linked_etag, linked_size);
             }
             let target = response.headers().get(LOCATION).and_then(|v| v.to_str().ok()).and_then(|l| url.join(l).ok());
             let next = target.filter(|t| is_http(t) && (t.scheme() == "https" || url.scheme() == "http"));
@@ -139,17 +139,24 @@ impl Hub {
         &self,
         url: &Url,
         response: Response,
+        at_hub: bool,
         linked_etag: Option<String>,
         linked_size: Option<u64>,
     ) -> Result<Answer, Failure> {
         let status = response.status().as_u16();
         let text = |name| response.headers().get(name).and_then(|v: &HeaderValue| v.to_str().ok());
+        let gated = response.headers().get("x-error-code").is_some_and(|c| c == "GatedRepo");
         match status {
             200 | 206 | 300..=399 | 416 => {}
             408 | 429 | 500 | 502 | 503 | 504 => {
                 return Err(Failure::Again(refused(url, &format!("is busy or broken (status {status})"))));
             }
-            _ => return Err(Failure::Stop(denied(url.path().trim_start_matches('/'), status, self.token.is_some()))),
+            // An address that the hub gave out is good for a while only; it gives another.
+            _ if !at_hub => return Err(Failure::Again(refused(url, &format!("answers with status {status}")))),
+            _ => {
+                let status = if gated { 403 } else { status };
+                return Err(Failure::Stop(denied(&asked_for(url, status), status, self.token.is_some())));
+            }
         }
         if text(CONTENT_ENCODING).is_some_and(|c| !c.eq_ignore_ascii_case("identity")) {
             return Err(Failure::Stop(refused(url, "sends the file compressed, so its bytes can't be counted")));
@@ -253,6 +260,16 @@ pub(super) fn denied(what: &str, status: u16, with_token: bool) -> Error {
             .next("accept its terms on its page of the hub, then set HF_TOKEN to a token of that account"),
         (404 | 410, _) => Error::checkpoint(format!("the hub has no '{what}'")).next("check the id and the revision"),
         _ => Error::new(Kind::Io, format!("the hub answers '{what}' with status {status}")).next("try again later"),
+    }
+}
+
+/// The model of a file's address; with the file, where that alone is missing.
+fn asked_for(url: &Url, status: u16) -> String {
+    let path = url.path().trim_start_matches('/');
+    match path.split_once("/resolve/") {
+        Some((model, rest)) if status == 404 => format!("{model}/{}", rest.split_once('/').map_or(rest, |(_, f)| f)),
+        Some((model, _)) => model.to_owned(),
+        None => path.to_owned(),
     }
 }
 

@@ -1,6 +1,5 @@
 //! What a download would fetch: each file's length and content name from the hub, less what the cache holds already.
 
-use super::headers::make_dir;
 use super::http::{Failure, Hub, Tries};
 use super::id::ModelId;
 use super::listing::{FOR_TRAINING, Listing};
@@ -123,11 +122,7 @@ pub(super) fn room(plan: &DownloadPlan) -> Result<()> {
 
 /// Bytes free for this user on the drive that `dir` is or will be on.
 fn free(dir: &Path) -> Result<Bytes> {
-    let there = dir.ancestors().find(|d| d.is_dir());
-    let Some(there) = there else {
-        make_dir(dir)?;
-        return free(dir);
-    };
+    let there = dir.ancestors().find(|d| d.is_dir()).unwrap_or(Path::new("."));
     let stat = rustix::fs::statvfs(there).map_err(|e| Error::io("measure", there, e.into()))?;
     Ok(Bytes(stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
@@ -135,16 +130,24 @@ fn free(dir: &Path) -> Result<Bytes> {
 async fn ask(hub: Hub, url: Url, at: usize, name: String) -> Result<(usize, Piece)> {
     let mut tries = Tries::new(hub.patience);
     loop {
-        let failure = match hub.head(&url).await {
-            Ok(answer) => match (answer.etag, answer.size) {
-                (Some(etag), Some(size)) if size <= MAX_FILE => return Ok((at, Piece { name, etag, size })),
-                _ => {
-                    let what = format!("the hub does not say what '{}' is and how long", clean(&name));
-                    Failure::Stop(Error::new(Kind::Io, what).next("try again later, or check HF_ENDPOINT"))
-                }
-            },
+        let failure = match facts(&hub, &url).await {
+            Ok((Some(etag), Some(size))) if size <= MAX_FILE => return Ok((at, Piece { name, etag, size })),
+            Ok(_) => {
+                let what = format!("the hub does not say what '{}' is and how long", clean(&name));
+                Failure::Stop(Error::new(Kind::Io, what).next("try again later, or check HF_ENDPOINT"))
+            }
             Err(failure) => failure,
         };
         tries.wait(failure).await?;
     }
+}
+
+/// Content name and length of a file: by HEAD, and from its first byte where that doesn't say.
+async fn facts(hub: &Hub, url: &Url) -> Result<(Option<String>, Option<u64>), Failure> {
+    let head = hub.head(url).await?;
+    if head.etag.is_some() && head.size.is_some() {
+        return Ok((head.etag, head.size));
+    }
+    let first = hub.get(url, Some((0, Some(0))), None).await?;
+    Ok((head.etag.or(first.etag), head.size.or(first.size)))
 }

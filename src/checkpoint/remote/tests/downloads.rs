@@ -256,6 +256,29 @@ fn a_drive_without_room_is_not_begun_on() {
 }
 
 #[test]
+fn an_address_that_is_no_longer_good_is_asked_for_anew() {
+    let (hub, bytes) = one();
+    let user = User::of(&hub);
+    let survey = user.survey().unwrap();
+    hub.rules().expired = 2;
+    hub.asked();
+    let dir = user.fetch(&survey).unwrap();
+    assert_eq!(hub.ranges(FILE).len(), 3);
+    assert_eq!(std::fs::read(dir.join(FILE)).unwrap(), bytes);
+}
+
+#[test]
+fn a_hub_whose_heads_say_nothing_is_asked_for_a_byte() {
+    let (hub, bytes) = one();
+    hub.rules().heads = false;
+    let user = User::of(&hub);
+    let survey = user.survey().unwrap();
+    assert_eq!(hub.ranges(FILE), [Some("bytes=0-0".to_owned())]);
+    assert_eq!(survey.pieces.last().unwrap().size, bytes.len() as u64);
+    assert_eq!(std::fs::read(user.fetch(&survey).unwrap().join(FILE)).unwrap(), bytes);
+}
+
+#[test]
 fn two_downloads_of_one_file_do_not_mix() {
     let (hub, _) = one();
     let user = User::of(&hub);
