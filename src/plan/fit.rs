@@ -3,7 +3,7 @@
 //! missing.
 
 use super::memory::{self, Terms, Thrift};
-use super::placement::place;
+use super::placement::{Pattern, place};
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::time;
@@ -51,6 +51,7 @@ struct Room<'a> {
     /// Ring slots wished for.
     slots: usize,
     thrift: Thrift,
+    pattern: Pattern,
     device_fixed: Terms,
     host_fixed: Terms,
     /// All of device memory the plan may use; `None` = the device is the host's memory.
@@ -109,26 +110,79 @@ fn thrifts(config: &RunConfig, on_device: bool) -> Vec<Thrift> {
 /// that a forecast by rates doesn't see (on an H200 7 % of a step with offloaded inputs, 5 % with a streamed head).
 const GAIN: f64 = 0.9;
 
-/// Fits `m` for `job` on `machine`: the least thrifty way that fits, unless a thriftier one is clearly faster.
+/// How much worse a forecast may be for a ring of more slots: forecasts don't see all that jitter does.
+const STEADIER: f64 = 1.005;
+
+/// As [`fit`], with what another fit settled: how thrifty, and how long a ring.
+pub fn fit_like(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
+    fit_as(like, m, job, machine, config, Pattern::Spread)
+}
+
+fn fit_as(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &RunConfig, pattern: Pattern) -> Fit {
+    let s = &like.stream;
+    let thrift = Thrift { stream_head: s.head.is_some(), offload: s.offload, mlp_chunk: s.mlp_chunk as u64 };
+    let slots = if like.slots == 0 { config.stream.ring_slots().max(1) } else { like.slots };
+    Room::new(m, job, machine, config, thrift, slots).fit(pattern)
+}
+
+/// Fits `m` for `job` on `machine`: the least thrifty way that fits, unless a thriftier one is clearly faster; of its
+/// ring lengths the fastest.
 pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
-    let mut best: Option<(f64, Fit)> = None;
+    let mut best: Option<(f64, Vec<(f64, Fit)>)> = None;
     let mut last = None;
     for thrift in thrifts(config, machine.gpu.is_some()) {
-        let fit = Room::new(m, job, machine, config, thrift).fit();
-        if !fit.problems.is_empty() {
-            last = Some(fit);
-            continue;
+        let mut found: Vec<(f64, Fit)> = Vec::new();
+        for slots in ring_lengths(config, m.blocks.len()) {
+            let fit = Room::new(m, job, machine, config, thrift, slots).fit(Pattern::Spread);
+            if !fit.problems.is_empty() {
+                last.get_or_insert(fit);
+                continue;
+            }
+            found.push((time::least(m, job, machine, &fit), fit));
+            if found.last().is_some_and(|(_, f)| f.slots == 0) {
+                break;
+            }
         }
-        let seconds = time::forecast(m, job, machine, &fit).low;
-        if best.as_ref().is_none_or(|b| seconds < b.0 * GAIN) {
-            best = Some((seconds, fit));
+        let least = found.iter().map(|f| f.0).fold(f64::INFINITY, f64::min);
+        if !found.is_empty() && best.as_ref().is_none_or(|b| least < b.0 * GAIN) {
+            best = Some((least, found));
         }
     }
-    best.map(|b| b.1).or(last).expect("there is always one way to try")
+    let Some((_, mut found)) = best else { return last.expect("there is always one way to try") };
+    // Only now the other patterns: which ring and thrift are best hardly depends on them.
+    for i in 0..found.len() {
+        let (like, mixed) = (found[i].1.clone(), found[i].1.tiers.iter().any(|t| *t != found[i].1.tiers[0]));
+        if mixed || job.lowest > 0 {
+            let others = Pattern::ALL[1..].iter().map(|p| fit_as(&like, m, job, machine, config, *p));
+            let others = others.filter(|f| f.problems.is_empty());
+            found.extend(others.map(|f| (time::least(m, job, machine, &f), f)).collect::<Vec<_>>());
+        }
+    }
+    // Longer rings and the usual pattern come first, and win unless another is clearly better.
+    let mut best = found.remove(0);
+    for other in found {
+        if other.0 * STEADIER < best.0 {
+            best = other;
+        }
+    }
+    best.1
+}
+
+/// Ring lengths to try, in blocks: what the config asks for, or up to what its prefetch can use.
+fn ring_lengths(config: &RunConfig, n_blocks: usize) -> Vec<usize> {
+    let most = config.stream.ring_slots().clamp(1, n_blocks.max(1));
+    if config.stream.slots > 0 { vec![most] } else { (1..=most).rev().collect() }
 }
 
 impl<'a> Room<'a> {
-    fn new(m: &'a Model, job: &'a Job, machine: &Machine, config: &'a RunConfig, thrift: Thrift) -> Room<'a> {
+    fn new(
+        m: &'a Model,
+        job: &'a Job,
+        machine: &Machine,
+        config: &'a RunConfig,
+        thrift: Thrift,
+        slots: usize,
+    ) -> Room<'a> {
         let gpu = machine.gpu.as_ref();
         let host_fixed = memory::host_terms(m, job, thrift);
         let device_fixed = memory::device_terms(m, job, gpu.is_none(), thrift);
@@ -161,11 +215,12 @@ impl<'a> Room<'a> {
         if asked > Bytes::ZERO && asked < weights.bytes {
             weights = Limit { bytes: asked, source: "stream.host_budget".into() };
         }
-        let slots = config.stream.ring_slots().max(1);
-        Room { m, job, config, slots, thrift, device_fixed, host_fixed, device, host, weights, integrated }
+        let pattern = Pattern::default();
+        Room { m, job, config, slots, thrift, pattern, device_fixed, host_fixed, device, host, weights, integrated }
     }
 
-    fn fit(self) -> Fit {
+    fn fit(mut self, pattern: Pattern) -> Fit {
+        self.pattern = pattern;
         let fixed = self.fixed_problems();
         let found = if fixed.is_empty() { self.search() } else { None };
         let mut problems = fixed;
@@ -250,15 +305,39 @@ impl<'a> Room<'a> {
 
     fn device_fits(&self, resident: usize, slots: usize) -> bool {
         let Some(device) = &self.device else { return true };
-        let split = self.split(resident, slots, 0);
-        memory::total(&split.device) <= device.bytes
+        let [attention, feed_forward] = self.m.part_slots();
+        let ring = self.ring(self.m.blocks.len() - resident, slots);
+        let blocks = attention * (ring[0] + resident) as u64 + feed_forward * (ring[1] + resident * (PARTS - 1)) as u64;
+        memory::total(&self.device_fixed) + blocks <= device.bytes
+    }
+
+    /// Ring slots by class for `slots` whole blocks of `streamed` ones.
+    fn ring(&self, streamed: usize, slots: usize) -> [usize; 2] {
+        match slots {
+            _ if streamed == 0 => [0, if self.thrift.stream_head { 2 } else { 0 }],
+            0 => [1, 1],
+            // One attention part more: the next block begins with it, and the link goes on while this one ends.
+            k => [k + usize::from(k < streamed), k * (PARTS - 1)],
+        }
     }
 
     /// Most blocks in host memory for this many on the device.
     fn fill_host(&self, resident: usize, slots: usize) -> Option<Split> {
         let streamed = self.m.blocks.len() - resident;
         let most = if self.config.stream.tier == "disk" { 0 } else { streamed };
-        (0..=most).rev().map(|ram| self.split(resident, slots, ram)).find(|s| self.host_fits(s))
+        // More blocks never need less: the most that fit are found by halving.
+        let (mut fits, mut over) = (None, most + 1);
+        let mut low = 0;
+        while low < over {
+            let ram = (low + over) / 2;
+            let split = self.split(resident, slots, ram);
+            if self.host_fits(&split) {
+                (fits, low) = (Some(split), ram + 1);
+            } else {
+                over = ram;
+            }
+        }
+        fits
     }
 
     fn host_fits(&self, s: &Split) -> bool {
@@ -282,19 +361,20 @@ impl<'a> Room<'a> {
 
     /// `slots` whole blocks in the ring; 0: one part of each kind.
     fn split(&self, resident: usize, slots: usize, ram: usize) -> Split {
-        let n = self.m.blocks.len();
-        let tiers = place(n, self.job.lowest, resident, ram, slots);
+        self.split_as(place(self.pattern, self.m.blocks.len(), self.job.lowest, resident, ram, slots), slots)
+    }
+
+    /// The same with each block's tier given.
+    fn split_as(&self, tiers: Vec<TierName>, slots: usize) -> Split {
+        let n = tiers.len();
+        let of = |tier: TierName| tiers.iter().filter(|t| **t == tier).count();
+        let (resident, ram) = (of(TierName::Vram), of(TierName::Ram));
         let sum = |tier: TierName, of: fn(&super::shape::BlockShape) -> Bytes| -> Bytes {
             tiers.iter().zip(&self.m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| of(b)).sum()
         };
         let [attention, feed_forward] = self.m.part_slots();
         let streamed = n - resident;
-        let ring = match slots {
-            _ if streamed == 0 => [0, if self.thrift.stream_head { 2 } else { 0 }],
-            0 => [1, 1],
-            // One attention part more: the next block begins with it, and the link goes on while this one ends.
-            k => [k + usize::from(k < streamed), k * (PARTS - 1)],
-        };
+        let ring = self.ring(streamed, slots);
         let parts = PARTS as u64 - 1;
         let residents = (attention + feed_forward * parts) * resident as u64;
         let head_on_disk = self.thrift.stream_head && self.config.stream.tier == "disk";
@@ -383,3 +463,7 @@ impl<'a> Room<'a> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "fit_tests.rs"]
+mod tests;

@@ -6,20 +6,46 @@
 
 use crate::event::TierName;
 
+/// Which blocks stay on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pattern {
+    /// Trained ones first; the others evenly among them, and next to the turns.
+    #[default]
+    Spread,
+    /// The same, away from the turns.
+    Inner,
+    /// Those that a step begins with.
+    Low,
+    /// Those around the head.
+    High,
+}
+
+impl Pattern {
+    /// All, the usual one first.
+    pub const ALL: [Pattern; 4] = [Pattern::Spread, Pattern::Inner, Pattern::Low, Pattern::High];
+}
+
 /// Places `n` blocks: `resident` on the device, `ram` in host memory, the rest on disk.
-pub fn place(n: usize, lowest: usize, resident: usize, ram: usize, slots: usize) -> Vec<TierName> {
-    let mut tiers = vec![TierName::Disk; n];
+pub fn place(pattern: Pattern, n: usize, lowest: usize, resident: usize, ram: usize, slots: usize) -> Vec<TierName> {
     let resident = resident.min(n);
     let trained = n - lowest;
     let resident_top = resident.min(trained);
     let below: Vec<usize> = (0..lowest).collect();
     let top: Vec<usize> = (lowest..n).collect();
-    let streamed_below = spread(&below, lowest - (resident - resident_top), Ends::Open);
     let ends = if lowest == 0 { Ends::Both } else { Ends::Top };
-    let streamed_top = spread(&top, trained - resident_top, ends);
-    for b in below.iter().chain(&top) {
-        tiers[*b] = TierName::Vram;
-    }
+    let (streamed_below, streamed_top) = match pattern {
+        Pattern::Low => ((resident.min(lowest)..lowest).collect(), (resident.max(lowest)..n).collect()),
+        Pattern::High => {
+            let end = n - resident;
+            ((0..end.min(lowest)).collect(), (lowest..end.max(lowest)).collect())
+        }
+        Pattern::Spread | Pattern::Inner => {
+            let at = if pattern == Pattern::Inner { Ends::Open } else { ends };
+            let below = spread(&below, lowest - (resident - resident_top), Ends::Open);
+            (below, spread(&top, trained - resident_top, at))
+        }
+    };
+    let mut tiers = vec![TierName::Vram; n];
     let ram_top = ram.min(streamed_top.len());
     let ram_below = (ram - ram_top).min(streamed_below.len());
     let disk_top = near_turns(&streamed_top, streamed_top.len() - ram_top, slots, ends);
@@ -79,19 +105,19 @@ mod tests {
 
     #[test]
     fn streamed_blocks_are_spread_and_touch_both_turns() {
-        assert_eq!(letters(&place(9, 0, 6, 3, 2)), "RVVVRVVVR");
-        assert_eq!(letters(&place(8, 0, 0, 4, 2)), "DDRRRRDD");
-        assert_eq!(letters(&place(4, 0, 4, 0, 0)), "VVVV");
-        assert_eq!(letters(&place(4, 0, 0, 0, 2)), "DDDD");
+        assert_eq!(letters(&place(Pattern::Spread, 9, 0, 6, 3, 2)), "RVVVRVVVR");
+        assert_eq!(letters(&place(Pattern::Spread, 8, 0, 0, 4, 2)), "DDRRRRDD");
+        assert_eq!(letters(&place(Pattern::Spread, 4, 0, 4, 0, 0)), "VVVV");
+        assert_eq!(letters(&place(Pattern::Spread, 4, 0, 0, 0, 2)), "DDDD");
     }
 
     #[test]
     fn most_visited_blocks_get_the_faster_tier() {
         // Upper half trained: residents go there first, then host memory.
-        let t = place(8, 4, 3, 1, 2);
+        let t = place(Pattern::Spread, 8, 4, 3, 1, 2);
         assert_eq!(letters(&t[..4]), "DDDD");
         assert_eq!(t[4..].iter().filter(|x| **x == Vram).count(), 3);
-        let t = place(8, 4, 6, 0, 2);
+        let t = place(Pattern::Spread, 8, 4, 6, 0, 2);
         assert!(t[4..].iter().all(|x| *x == Vram));
         assert_eq!(t[..4].iter().filter(|x| **x == Disk).count(), 2);
     }
@@ -102,9 +128,12 @@ mod tests {
             for lowest in 0..n {
                 for v in 0..=n {
                     for r in 0..=n - v {
-                        let t = place(n, lowest, v, r, 2);
-                        let count = |k| t.iter().filter(|x| **x == k).count();
-                        assert_eq!((count(Vram), count(Ram), count(Disk)), (v, r, n - v - r), "{n} {lowest} {v} {r}");
+                        for pattern in Pattern::ALL {
+                            let t = place(pattern, n, lowest, v, r, 2);
+                            let count = |k| t.iter().filter(|x| **x == k).count();
+                            let counts = (count(Vram), count(Ram), count(Disk));
+                            assert_eq!(counts, (v, r, n - v - r), "{pattern:?} {n} {lowest} {v} {r}");
+                        }
                     }
                 }
             }

@@ -10,7 +10,7 @@ use crate::event::TierName;
 use std::collections::VecDeque;
 
 /// Steps played; the last counts.
-const STEPS: u64 = 3;
+const STEPS: u64 = 2;
 
 /// Seconds that a copy takes besides its bytes (H200: 64 KiB at 17 GB/s where large ones reach 55).
 const COPY: f64 = 4.0e-6;

@@ -60,8 +60,13 @@ fn pace(machine: &Machine) -> Pace {
     machine.gpu.as_ref().map_or_else(|| Pace::cpu(machine.cpu_flops), |g| Pace::of(g.flops, g.kernels))
 }
 
-/// Plays one LoRA step of `fit` at `machine`'s fastest and slowest rates.
-pub fn play(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> [Step; 2] {
+/// Seconds of one LoRA step of `fit` at `machine`'s fastest rates: for comparing fits.
+pub fn least(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> f64 {
+    play(m, job, machine, fit, [rates(machine)[0]])[0].seconds
+}
+
+/// Plays one LoRA step of `fit` at each of `rates`.
+fn play<const N: usize>(m: &Model, job: &Job, machine: &Machine, fit: &Fit, rates: [Rates; N]) -> [Step; N] {
     let layout = Layout::of(m, job, fit);
     let pace = pace(machine);
     let bytes: Vec<f64> = layout.bytes.iter().map(|b| b.0 as f64).collect();
@@ -82,12 +87,12 @@ pub fn play(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> [Step; 2] {
         update: work::update(job.adapter_params(m) as f64 * trained, &pace),
         offload: offloaded(m, job, fit).0 as f64,
     };
-    rates(machine).map(|r| simulate::step(&scene, r))
+    rates.map(|r| simulate::step(&scene, r))
 }
 
 /// The forecast of one LoRA step.
 pub fn forecast(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> SecondsRange {
-    let [fast, slow] = play(m, job, machine, fit);
+    let [fast, slow] = play(m, job, machine, fit, rates(machine));
     let resource = resource(&slow, machine.gpu.is_none());
     let past = machine.past.get(resource).filter(|p| p.runs >= PAST.0);
     let correction = past.map_or(1.0, |p| p.ratio.clamp(PAST.1[0], PAST.1[1]));
