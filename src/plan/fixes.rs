@@ -9,6 +9,7 @@ use super::verdict::{Inputs, reachable};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
 use crate::device::Machine;
+use crate::event::TierName;
 use crate::units::GB;
 
 /// What changes are tried on: answers the verdict of a machine and a config; `None` where no plan can be made.
@@ -208,14 +209,14 @@ impl Axis {
         }
     }
 
-    /// The least amount that works; 0 where none is needed.
-    fn least(self, m: &Machine, works: impl Fn(u64) -> bool) -> Option<u64> {
+    /// The least amount that works; 0 where none is needed. `most` works.
+    fn least(self, m: &Machine, guess: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
         if works(0) {
             return Some(0);
         }
         match self {
             Axis::Card => CARDS.into_iter().find(|c| works(*c)),
-            _ => least(self.most(m), works),
+            _ => least(self.most(m), guess, works),
         }
     }
 
@@ -251,8 +252,15 @@ fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> 
         amounts.iter().filter(|(_, n)| *n > 0).for_each(|(a, n)| a.edit(m, *n).change(&mut machine));
         judged(&machine, x.config).is_some_and(|v| v <= goal)
     };
+    // Blocks on disk in host memory, of which a share may be pinned: where the search for RAM begins.
+    let tiers = judge(x).fit.tiers;
+    let on_disk = tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk);
+    let missing: u64 = on_disk.map(|(_, b)| b.host.0).sum();
+    let share = m.ram.pinnable.0.min(m.ram.total.0).max(1) as f64 / m.ram.total.0.max(1) as f64;
+    let guess = (missing as f64 / share / GB as f64) as u64;
     let alone = axes.iter().filter_map(|a| {
-        let n = if reaches(&[(*a, a.most(m))]) { a.least(m, |n| reaches(&[(*a, n)]))? } else { return None };
+        let works = reaches(&[(*a, a.most(m))]);
+        let n = if works { a.least(m, guess, |n| reaches(&[(*a, n)]))? } else { return None };
         Some((a.grown(m, n), a.words(n)))
     });
     if let Some((_, words)) = alone.min_by(|a, b| a.0.total_cmp(&b.0)) {
@@ -268,7 +276,7 @@ fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> 
             all[i].1 = n;
             reaches(&all)
         };
-        let n = amounts[i].0.least(m, with)?;
+        let n = amounts[i].0.least(m, guess, with)?;
         amounts[i].1 = n;
     }
     let words: Vec<String> = amounts.iter().filter(|(_, n)| *n > 0).map(|(a, n)| a.words(*n)).collect();
@@ -280,18 +288,32 @@ const MOST_GB: u64 = 8192;
 /// The same for a drive's rating, TB.
 const MOST_TB: u64 = 100_000;
 
-/// The least whole number from 1 to `most` that `works`, where `most` does; more never works worse.
-fn least(most: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
-    let mut high = 1;
-    while high < most && !works(high) {
-        high *= 2;
+/// The least whole number from 1 to `most` that `works`, where `most` does; more never works worse. The search widens
+/// from `guess`.
+fn least(most: u64, guess: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (0, most);
+    let (mut at, mut step) = (guess.clamp(1, most.max(1)), 1);
+    let mut found = works(at);
+    let down = found;
+    loop {
+        if found {
+            high = at
+        } else {
+            low = at
+        }
+        if low + 1 >= high || found != down {
+            break;
+        }
+        at = if down { at.saturating_sub(step).max(1) } else { (at + step).min(most) };
+        step *= 2;
+        found = works(at);
     }
-    let (mut low, mut high) = (high / 2, high.min(most));
     while low + 1 < high {
         let middle = low + (high - low) / 2;
         if works(middle) { high = middle } else { low = middle }
     }
-    works(high).then_some(high)
+    // `most` itself was promised, not tried.
+    (high < most || works(high)).then_some(high)
 }
 
 #[cfg(test)]
@@ -301,8 +323,10 @@ mod tests {
     #[test]
     fn the_least_amount_is_found_exactly() {
         for want in [1, 2, 3, 24, 36, 63, 64, 65, 1000, MOST_GB] {
-            assert_eq!(least(MOST_GB, |gb| gb >= want), Some(want));
+            for guess in [0, 1, 24, 100, want, want + 1, MOST_GB, u64::MAX] {
+                assert_eq!(least(MOST_GB, guess, |gb| gb >= want), Some(want), "from {guess}");
+            }
         }
-        assert_eq!(least(MOST_GB, |_| false), None);
+        assert_eq!(least(MOST_GB, 5, |_| false), None);
     }
 }

@@ -23,8 +23,10 @@ pub const ENV_FILE: &str = "env.json";
 /// Step and evaluation lines with TRL's names, for other programs' plots.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
+/// Asks the drive what it has written in its life (`written`, `life_used`), once, when the run is over.
+pub type DriveSource = Box<dyn FnOnce() -> Value + Send>;
+
 /// Writes a run's files while it goes and its report at the end.
-#[derive(Debug)]
 pub struct Recorder {
     /// The run's folder.
     pub dir: PathBuf,
@@ -40,6 +42,13 @@ pub struct Recorder {
     /// The newest trace that is not in the file yet.
     trace: Option<Event>,
     next_trace_at: f64,
+    drive: Option<DriveSource>,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("dir", &self.dir).finish_non_exhaustive()
+    }
 }
 
 impl Recorder {
@@ -79,7 +88,13 @@ impl Recorder {
             next_gauges_at: 0.0,
             trace: None,
             next_trace_at: 0.0,
+            drive: None,
         })
+    }
+
+    /// Whom to ask about the drive when the run is over; what it says stands in `env.json` as `drive_after`.
+    pub fn ask_drive_at_end(&mut self, drive: DriveSource) {
+        self.drive = Some(drive);
     }
 
     /// Takes one event; steps and evals also go to `metrics.jsonl`. Of the telemetry a thinned sample of the gauges is
@@ -147,7 +162,15 @@ impl Recorder {
     ///
     /// # Errors
     /// The disk refuses.
-    pub fn finish(self) -> Result<PathBuf> {
+    pub fn finish(mut self) -> Result<PathBuf> {
+        if let Some(drive) = self.drive.take() {
+            let path = self.dir.join(ENV_FILE);
+            let env: Option<Value> = fs::read(&path).ok().and_then(|b| serde_json::from_slice(&b).ok());
+            if let Some(Value::Object(mut env)) = env {
+                env.insert("drive_after".into(), drive());
+                files::replace(&path, format!("{:#}\n", Value::Object(env)).as_bytes())?;
+            }
+        }
         for (file, name) in [(&self.events, EVENTS_FILE), (&self.metrics, METRICS_FILE)] {
             file.sync_all().map_err(|e| Error::io("sync", &self.dir.join(name), e))?;
         }

@@ -176,7 +176,12 @@ impl Services for Desk {
             Some(dir) => resumed_run(dir)?,
             None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
         };
-        let recorder = Recorder::create(&run_dir, config, &plan, &env)?;
+        let mut recorder = Recorder::create(&run_dir, config, &plan, &env)?;
+        let dir = self.checkpoint(config)?.dir.clone();
+        recorder.ask_drive_at_end(Box::new(move || {
+            let disk = device::probe::measure(Some(&dir), false).disk;
+            serde_json::json!({ "written": disk.written, "life_used": disk.life_used })
+        }));
         let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
         let gauges = with_drive((self.options.gauges)(&job.plan.machine), &self.checkpoint(config)?.dir);
         let engine = (self.options.engine)();

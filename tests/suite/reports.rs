@@ -32,6 +32,49 @@ fn json_file(path: &Path) -> Value {
 }
 
 #[test]
+fn wear_adds_what_was_saved_and_tells_smart_before_and_after() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = run_dir(root.path());
+    let mut kinds = ten_steps(&dir);
+    let saved = |step, bytes| {
+        EventKind::Saved(Saved { step, what: "checkpoint".into(), path: dir.join("checkpoint-5"), bytes: Bytes(bytes) })
+    };
+    let at = kinds.len() - 1;
+    let before: u64 = kinds.iter().map(|k| if let EventKind::Saved(s) = k { s.bytes.0 } else { 0 }).sum();
+    kinds.insert(at, saved(5, 1_000_000));
+    // A later checkpoint replaced it: both were written.
+    kinds.insert(at, saved(10, 1_000_000));
+    let mut env = env();
+    env["drive"] = json!({ "written": 50_000_000_000_000u64, "life_used": 0.07 });
+    let mut p = plan();
+    p.machine.disk.tbw = Some(Bytes(300_000_000_000_000));
+    p.modes.lora.wear.overridden = true;
+    let mut recorder = Recorder::create(&dir, &config(), &p, &env).unwrap();
+    recorder.ask_drive_at_end(Box::new(|| json!({ "written": 50_000_002_000_000u64, "life_used": null })));
+    for event in events(kinds) {
+        recorder.record(&event).unwrap();
+    }
+    let r = json_file(&recorder.finish().unwrap());
+    let w = &r["wear"];
+    let outside = r["bytes"]["model_drive_written"].as_u64().unwrap();
+    assert_eq!(w["run_folder_written"], before + 2_000_000);
+    assert_eq!(w["model_drive_written"], outside);
+    assert_eq!(w["per_step"], (before + 2_000_000 + outside) / 10);
+    assert_eq!(w["smart_before"], json!({ "written": 50_000_000_000_000u64, "life_used": 0.07 }));
+    assert_eq!(w["smart_after"], json!({ "written": 50_000_002_000_000u64, "life_used": null }));
+    assert_eq!((&w["tbw"], &w["overridden"]), (&json!(300_000_000_000_000u64), &json!(true)));
+    let share = (before + 2_000_000 + outside) as f64 / 300e12;
+    assert!((w["life"].as_f64().unwrap() - share).abs() < 1e-15);
+    let text = fs::read_to_string(dir.join("report.md")).unwrap();
+    assert!(text.contains("50.00 TB written, 7.0 % of its life used / 50.00 TB written"), "{text}");
+    assert!(text.contains("wear.override was set"), "{text}");
+    // The runs' list knows what it wrote, and when.
+    let entry = &report::list(&root.path().join("results"))[0];
+    assert_eq!(entry.written, Bytes(before + 2_000_000 + outside));
+    assert_eq!(entry.month.len(), 7, "{}", entry.month);
+}
+
+#[test]
 fn case_ex_15_report_is_complete_and_honest() {
     let root = tempfile::tempdir().unwrap();
     let dir = run_dir(root.path());
