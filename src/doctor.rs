@@ -12,16 +12,13 @@ use std::path::{Path, PathBuf};
 /// Version of the report's JSON.
 pub const DOCTOR_SCHEMA: u32 = 1;
 
-/// Most bytes the drive test reads.
-const PROBE_BYTES: Bytes = Bytes(1 << 30);
-
 /// Looks at GPU, memory, drive, kernel and folders; `disk` also times direct reads of the largest cached weights file.
 #[must_use]
 pub fn report(disk: bool) -> Value {
     let cache = crate::checkpoint::hub::cache_dir().unwrap_or_else(|| PathBuf::from("."));
     let memory = host::memory();
     let drive = disk::describe(&cache);
-    let io_uring = probe::io_uring();
+    let io_uring = crate::device::uring::allowed();
     let machine = probe::measure(Some(&cache), true);
     json!({
         "schema": DOCTOR_SCHEMA,
@@ -47,7 +44,7 @@ pub fn report(disk: bool) -> Value {
             "path": cache,
             "kind": drive.kind,
             "devices": drive.devices,
-            "free": drive.free,
+            "free": drive.free(),
             "o_direct": drive.direct,
             "read_assumed": disk::assumed_rates(drive.kind).0,
             "read_measured": if disk { measure(&cache) } else { Value::Null },
@@ -96,8 +93,8 @@ fn gpus() -> Value {
 fn measure(cache: &Path) -> Value {
     match largest_weights(cache) {
         None => json!({ "rate": null, "why_not": "no weights file in the hub cache to read" }),
-        Some(file) => match disk::read_rate(&file, PROBE_BYTES) {
-            Ok(rate) => json!({ "rate": rate, "why_not": null }),
+        Some(file) => match crate::device::pool::read(&[file], 1.0) {
+            Ok(moved) => json!({ "rate": moved.mean(), "why_not": null }),
             Err(e) => json!({ "rate": null, "why_not": e.to_string() }),
         },
     }

@@ -5,6 +5,7 @@
 
 pub mod bound;
 pub mod child;
+pub mod cliff;
 pub mod disk;
 pub mod drive;
 #[cfg(feature = "torch")]
