@@ -6,8 +6,9 @@
 use super::cliff;
 use super::stats::Sample;
 use super::{BENCH_SCHEMA, Say};
-use crate::device::disk;
 use crate::device::pool::{self, Moved, PIECE, TICK};
+use crate::device::roots::Roots;
+use crate::device::{disk, smart};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, MIB, rate};
 use serde_json::{Value, json};
@@ -103,6 +104,11 @@ pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
     let drive = disk::describe(&job.dir);
     let cliff = written.as_ref().and_then(|w| cliff::find(&w.moved.ticks, TICK.as_secs_f64()));
     let by_reading = (drive.kind == "unknown").then(|| disk::kind_by_reading(reading.mean(), seek));
+    // A volume on several drives has no wear of its own.
+    let wear = match drive.devices.as_slice() {
+        [one] => Some(smart::wear(&Roots::system(), one)),
+        _ => None,
+    };
     Ok(json!({
         "schema": BENCH_SCHEMA,
         "what": "disk",
@@ -110,12 +116,14 @@ pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
             "kind": drive.kind,
             "kind_by_reading": by_reading,
             "volume": drive.id,
+            "mount": drive.mount.as_ref().map(|m| &m.point),
             "devices": drive.devices,
             "free": drive.free(),
         },
         "reader": reading.moved.how,
         "o_direct": true,
         "seek": seek,
+        "wear": wear.map(|w| json!({ "written": w.written, "life_used": w.life_used, "source": w.source })),
         "files": files.len(),
         "read": reading.json(),
         "write": written.as_ref().map(|w| {

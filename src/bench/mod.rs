@@ -4,12 +4,14 @@
 //! bytes. What was not measured is `null`, with its reason beside it; no figure is ever taken from elsewhere.
 
 pub mod bound;
+pub mod calibrate;
 pub mod child;
 pub mod cliff;
 pub mod disk;
 pub mod drive;
 #[cfg(feature = "torch")]
 pub mod gemm;
+pub mod keep;
 pub mod limits;
 #[cfg(feature = "cuda")]
 pub mod link;

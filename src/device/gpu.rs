@@ -120,7 +120,27 @@ const WINDOWS_MARGIN: Bytes = Bytes(512 << 20);
 pub fn spare_for_windows(gpu: &mut Gpu) -> Bytes {
     let margin = WINDOWS_MARGIN.max(Bytes(gpu.vram_total.0 / 20));
     gpu.vram_free = gpu.vram_free.saturating_sub(margin);
+    gpu.spills = true;
     margin
+}
+
+/// The variable that caps libtorch's allocator at what is free less the margin, and its value; `None` but under WSL.
+///
+/// Past its memory Windows' driver refuses nothing: only the allocator itself can. It reads the variable when CUDA starts.
+#[must_use]
+pub fn allocator_cap() -> Option<(&'static str, String)> {
+    if !super::host::is_wsl() {
+        return None;
+    }
+    let (driver, cards) = super::nvml::cards()?;
+    let gpu = choose_here(driver.as_deref(), &cards, (Bytes::ZERO, Bytes::ZERO)).gpu.filter(|g| !g.integrated)?;
+    cap_of(gpu).map(|share| ("PYTORCH_CUDA_ALLOC_CONF", format!("per_process_memory_fraction:{share:.4}")))
+}
+
+fn cap_of(mut gpu: Gpu) -> Option<f64> {
+    spare_for_windows(&mut gpu);
+    let share = gpu.vram_free.0 as f64 / gpu.vram_total.0 as f64;
+    (share > 0.0 && share <= 1.0).then_some(share)
 }
 
 /// Where notes on assumed rates begin, by what is assumed.
@@ -316,6 +336,10 @@ mod tests {
         let mut gpu = Gpu { vram_total: Bytes(8_000_000_000), vram_free: Bytes(7_400_000_000), ..Gpu::default() };
         assert_eq!(spare_for_windows(&mut gpu), Bytes(512 << 20));
         assert_eq!(gpu.vram_free, Bytes(7_400_000_000 - (512 << 20)), "a plan of 7.6 GB is past it");
+        let again = Gpu { vram_total: Bytes(8_000_000_000), vram_free: Bytes(7_400_000_000), ..Gpu::default() };
+        assert!(cap_of(again).is_some_and(|share| (share - 0.8579).abs() < 1e-4), "the allocator's cap");
+        assert_eq!(cap_of(Gpu::default()), None);
+        assert!(allocator_cap().is_none() || super::super::host::is_wsl());
         let mut large = Gpu { vram_total: Bytes(80_000_000_000), vram_free: Bytes(1_000_000_000), ..Gpu::default() };
         assert_eq!((spare_for_windows(&mut large), large.vram_free), (Bytes(4_000_000_000), Bytes::ZERO));
     }

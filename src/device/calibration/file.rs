@@ -258,7 +258,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("c.toml");
         let good = write(&full()).unwrap();
-        let mut ignored = |text: &str| {
+        let ignored = |text: &str| {
             std::fs::write(&file, text).unwrap();
             let (all, notes) = load(&file);
             (all == Calibration::default(), notes.join("; "))

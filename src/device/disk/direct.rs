@@ -56,6 +56,31 @@ pub(super) fn is_weights(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "safetensors")
 }
 
+/// The largest file of weights below `folder`, looked for within bounds.
+#[must_use]
+pub fn largest_weights(folder: &Path) -> Option<PathBuf> {
+    let mut best: Option<(u64, PathBuf)> = None;
+    let mut folders = vec![folder.to_path_buf()];
+    // A hub cache is a few thousand entries; the bound keeps a strange one from taking minutes.
+    for _ in 0..20_000 {
+        let Some(folder) = folders.pop() else { break };
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match entry.file_type() {
+                Ok(t) if t.is_dir() => folders.push(path),
+                Ok(_) if is_weights(&path) => {
+                    let len = std::fs::metadata(&path).map_or(0, |m| if m.is_file() { m.len() } else { 0 });
+                    if len > best.as_ref().map_or(0, |b| b.0) {
+                        best = Some((len, path));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    best.map(|(_, path)| path)
+}
+
 /// A regular file of at least one page in `path` (or `path` itself) to try a direct read on.
 pub(super) fn sample_file(path: &Path) -> Option<PathBuf> {
     let usable = |p: &Path| std::fs::metadata(p).is_ok_and(|m| m.is_file() && m.len() >= 4096);
@@ -81,5 +106,16 @@ mod tests {
         }
         assert_eq!(alignment(&dir.path().join("absent")), None);
         assert!(!reads_direct(&dir.path().join("absent")));
+    }
+
+    #[test]
+    fn the_largest_file_of_weights_is_found_below_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("m/snapshots")).unwrap();
+        std::fs::write(dir.path().join("m/small.safetensors"), [0; 10]).unwrap();
+        std::fs::write(dir.path().join("m/snapshots/large.safetensors"), [0; 20]).unwrap();
+        std::fs::write(dir.path().join("m/other.bin"), [0; 99]).unwrap();
+        assert_eq!(largest_weights(dir.path()), Some(dir.path().join("m/snapshots/large.safetensors")));
+        assert_eq!(largest_weights(&dir.path().join("none")), None);
     }
 }

@@ -4,7 +4,7 @@ mod direct;
 mod space;
 mod sysfs;
 
-pub use direct::{Alignment, alignment, create_direct, open_direct, reads_direct};
+pub use direct::{Alignment, alignment, create_direct, largest_weights, open_direct, reads_direct};
 pub use space::Space;
 pub use sysfs::Mount;
 
