@@ -58,16 +58,20 @@ fn found(
 fn taken(mut gpu: Gpu, index: Option<u32>, why: &str, saved: &Calibration, wsl: bool) -> Value {
     let margin = wsl.then(|| gpu::spare_for_windows(&mut gpu));
     let measured = saved.gpu(gpu.uuid.as_deref()).and_then(|g| g.overhead.as_ref());
+    // As plans do: a figure below what is assumed is shown, and not used.
+    let used = measured.filter(|o| o.bytes > gpu.overhead);
     json!({
         "index": index,
         "uuid": gpu.uuid,
         "why": why,
         "budget": gpu.vram_free,
         "margin": margin,
-        "overhead": measured.map_or(gpu.overhead, |o| o.bytes),
-        "overhead_source": match measured {
-            Some(o) => format!("measured {}", &clock::utc(o.at)[..10]),
-            None => "assumed".into(),
+        "overhead": used.map_or(gpu.overhead, |o| o.bytes),
+        "overhead_measured": measured.map(|o| o.bytes),
+        "overhead_source": match (used, measured) {
+            (Some(o), _) => format!("measured {}", &clock::utc(o.at)[..10]),
+            (None, Some(o)) => format!("assumed; a calibration measured {}", o.bytes),
+            (None, None) => "assumed".into(),
         },
     })
 }
@@ -91,7 +95,7 @@ mod tests {
         let cards = [card(0, "GPU-shared", None), card(1, "GPU-own", Some(Bytes(8 << 30)))];
         let memory = host::Memory { total: Bytes(16 << 30), available: Bytes(12 << 30), limited_by: "host" };
         let mut saved = Calibration::default();
-        saved.gpu_mut("GPU-own", "").overhead = Some(Overhead { at: 1_796_000_000, bytes: Bytes(421_000_000) });
+        saved.gpu_mut("GPU-own", "").overhead = Some(Overhead { at: 1_796_000_000, bytes: Bytes(921_000_000) });
         let v = found(Some("580.1"), &cards, &memory, &saved, false);
         assert_eq!(
             (v["cards"][0]["memory"].as_str(), v["cards"][1]["memory"].as_str()),
@@ -103,7 +107,7 @@ mod tests {
             assert!(t["why"].as_str().unwrap().contains("memory of its own"), "{t}");
             assert_eq!(
                 (t["overhead"].as_u64(), t["overhead_source"].as_str()),
-                (Some(421_000_000), Some("measured 2026-11-30"))
+                (Some(921_000_000), Some("measured 2026-11-30"))
             );
             let wsl = found(Some("580.1"), &cards, &memory, &Calibration::default(), true);
             assert_eq!(wsl["taken"]["budget"], (8_u64 << 30) - (512 << 20));

@@ -58,7 +58,7 @@ fn entry(look: &Look, saved: &Calibration, rung: &Rung, uses: &[&str], path: &Pa
     });
     if look.disk {
         v["wear"] = drive.devices.iter().map(|d| wear(look, d)).collect();
-        measure(path, drive, &mut v);
+        measure(look, uses, drive, &mut v);
     }
     v
 }
@@ -76,11 +76,12 @@ fn wear(look: &Look, device: &str) -> Value {
     })
 }
 
-/// Reads the largest weights below `path` for a moment.
-fn measure(path: &Path, drive: &Drive, v: &mut Value) {
+/// Reads the largest weights on the volume, as far as they lie where weights usually do, for a moment.
+fn measure(look: &Look, uses: &[&str], drive: &Drive, v: &mut Value) {
+    let below = |used: &str, dir: PathBuf| uses.contains(&used).then(|| disk::largest_weights(&dir)).flatten();
     // A project's folder is large and full of other things; the demo's model lies at a known place.
-    let below = if v["uses"][0] == "hub cache" { path.to_path_buf() } else { path.join(".demo") };
-    let Some(file) = disk::largest_weights(&below) else {
+    let file = below("hub cache", look.cache.clone()).or_else(|| below("working folder", look.working.join(".demo")));
+    let Some(file) = file else {
         v["read_measured"] = json!({ "rate": null, "why_not": "no weights there to read" });
         return;
     };

@@ -10,6 +10,7 @@ pub use sysfs::Mount;
 
 use super::roots::Roots;
 use crate::units::Bytes;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What is known about the drive below a path.
@@ -129,14 +130,17 @@ fn kind_of(sys: &Path, devices: &[String], mount: Option<&Mount>) -> (&'static s
 }
 
 /// Names a volume so that the same one is known again: its file system's own id, or, where it has none, what is mounted
-/// where.
+/// where, or its device's number.
 fn volume_id(path: &Path, mount: Option<&Mount>) -> Option<String> {
     let kind = mount.map_or("fs", |m| m.file_system.as_str());
     let stat = rustix::fs::statvfs(path).ok()?;
     if stat.f_fsid != 0 {
         return Some(format!("{kind} {:016x}", stat.f_fsid));
     }
-    mount.map(|m| format!("{kind} {} on {}", m.source, m.point.display()))
+    Some(match mount {
+        Some(m) => format!("{kind} {} on {}", m.source, m.point.display()),
+        None => format!("{kind} device {}", std::fs::metadata(path).ok()?.dev()),
+    })
 }
 
 #[cfg(test)]
