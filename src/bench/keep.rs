@@ -92,13 +92,17 @@ fn disk(all: &mut Calibration, v: &Value, whose: &Whose<'_>) -> Result<String, S
     let spread = pair(&r["p10"], &r["p90"]).unwrap_or([mean, mean]);
     let words = |v: &Value| v.as_str().map(String::from);
     let volume = all.volume_mut(id, v["drive"]["mount"].as_str().unwrap_or(""));
-    volume.read = Some(Read {
-        at: whose.at,
-        rate: mean,
-        spread,
-        reader: words(&v["reader"]).unwrap_or_default(),
-        kind: words(&v["drive"]["kind_by_reading"]),
-    });
+    // A drive that was just written to doesn't show what it can.
+    let quiet = v["right_after_write"] != true;
+    if quiet {
+        volume.read = Some(Read {
+            at: whose.at,
+            rate: mean,
+            spread,
+            reader: words(&v["reader"]).unwrap_or_default(),
+            kind: words(&v["drive"]["kind_by_reading"]),
+        });
+    }
     let size = |v: &Value| v.as_u64().map(Bytes);
     if let Some(all) = number(&w["mean"]) {
         let before = number(&w["before_slc"]).unwrap_or(all);
@@ -109,7 +113,7 @@ fn disk(all: &mut Calibration, v: &Value, whose: &Whose<'_>) -> Result<String, S
     if written.is_some() || life_used.is_some() {
         volume.wear = Some(WearEntry { at: whose.at, written, life_used });
     }
-    Ok(format!("disk {}", rate(mean)))
+    Ok(if quiet { format!("disk {}", rate(mean)) } else { "the rate of writing, not of reading right after".into() })
 }
 
 fn overhead(all: &mut Calibration, v: &Value, whose: &Whose<'_>) -> Result<String, String> {
@@ -147,6 +151,10 @@ mod tests {
             "write": { "mean": 1e9, "slc": 60_000_000_000_u64, "before_slc": 3e9, "after_slc": 5e8 },
             "wear": { "written": 1_u64 << 45, "life_used": 0.0 } });
         keep(&mut all, &disk, &whose).unwrap();
+        let just_written = json!({ "what": "disk", "right_after_write": true,
+            "drive": { "volume": "ext4 1", "mount": "/data" },
+            "read": { "mean": 1e9, "seconds": 4.0 }, "write": { "mean": 3e9, "slc": 60_000_000_000_u64, "after_slc": 5e8 } });
+        assert!(keep(&mut all, &just_written, &whose).unwrap().contains("not of reading"));
         keep(&mut all, &json!({ "what": "gemm", "dtype": "f32", "flops": 3e11 }), &whose).unwrap();
         let card = &all.gpus[0];
         assert_eq!((all.gpus.len(), card.uuid.as_str(), card.name.as_str()), (1, "GPU-1", "Card"));

@@ -29,7 +29,7 @@ impl Applied {
     /// Whether `part` was measured.
     #[must_use]
     pub fn has(&self, part: &str) -> bool {
-        self.parts.iter().any(|p| *p == part)
+        self.parts.contains(&part)
     }
 
     /// Takes the measured GPU rates of the card with `gpu.uuid`.
