@@ -58,7 +58,6 @@ pub fn open_model(model: &str, rebuild_index: bool) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-
 /// Turns what the user typed (a folder, a hub cache folder, or `owner/name[@revision]` in the hub cache or among the
 /// headers fetched earlier) into a model folder.
 ///

@@ -5,7 +5,7 @@
 use super::fetch::FetchView;
 use super::keys::{Action, lookup, notation};
 use super::overlay::{Overlay, QuitChoice, QuitDialog};
-use super::run::{Drive, RunView, Source};
+use super::run::{Drive, RunView, Source, Spill};
 use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
 use super::theme::Theme;
 use crate::config::RunConfig;
@@ -341,6 +341,8 @@ impl App {
         let mut effects = Vec::new();
         for event in events {
             if matches!(event.kind, EventKind::Started(_)) {
+                let card = self.plan.report().and_then(|p| p.machine.gpu.as_ref()).filter(|g| !g.integrated);
+                self.run.spill = card.map(|g| Spill::of(g.vram_total, g.spills)).unwrap_or_default();
                 self.run.drive = self.plan.report().map(|p| Drive::planned(p.machine.disk.read)).unwrap_or_default();
             }
             self.run.apply(event, self.config.train.eval_steps);
