@@ -128,6 +128,7 @@ fn overhead(all: &mut Calibration, v: &Value, whose: &Whose<'_>) -> Result<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Kernels;
     use serde_json::json;
 
     fn whose(gpu: Option<&Gpu>) -> Whose<'_> {
@@ -142,7 +143,8 @@ mod tests {
         let link = json!({ "what": "link", "gpu": { "uuid": "GPU-1" }, "h2d": 5.5e10, "d2h": 5e10,
                            "h2d_spread": [5.4e10, 5.6e10], "sm_clock_mhz": 1980 });
         assert_eq!(keep(&mut all, &link, &whose).unwrap(), "link 55.00 GB/s");
-        let kernels = json!({ "memory": 3e12, "attention": 4e14, "attention_backward": 3e14, "launch": 4e-6 });
+        let kernels =
+            json!(Kernels { memory: 3e12, attention: [4e14, 9.0], attention_backward: [3e14, 9.0], ..Kernels::NONE });
         let gemm = json!({ "what": "gemm", "dtype": "bf16", "flops": 6e14, "kernels": kernels });
         keep(&mut all, &gemm, &whose).unwrap();
         keep(&mut all, &json!({ "what": "overhead", "bytes": 400_000_000 }), &whose).unwrap();
@@ -163,7 +165,7 @@ mod tests {
             (l.h2d_spread, l.sm_clock_mhz, l.driver.as_deref()),
             (Some([5.4e10, 5.6e10]), Some(1980), Some("580.1"))
         );
-        assert_eq!((g.flops, g.kernels.unwrap().attention), (6e14, 4e14));
+        assert_eq!((g.flops, g.kernels.unwrap().attention), (6e14, [4e14, 9.0]));
         assert_eq!(card.overhead.as_ref().unwrap().bytes, Bytes(400_000_000));
         let volume = &all.volumes[0];
         let (r, w) = (volume.read.as_ref().unwrap(), volume.write.as_ref().unwrap());

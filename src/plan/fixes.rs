@@ -2,6 +2,7 @@
 //! hardware; of each kind the smallest amount that suffices, found by bisection.
 
 use super::command;
+use super::fit::possible;
 use super::full;
 use super::shape::Job;
 use super::types::Verdict;
@@ -253,7 +254,7 @@ fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> 
         judged(&machine, x.config).is_some_and(|v| v <= goal)
     };
     // Blocks on disk in host memory, of which a share may be pinned: where the search for RAM begins.
-    let tiers = judge(x).fit.tiers;
+    let tiers = possible(x.model, x.job, x.machine, x.config).tiers;
     let on_disk = tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk);
     let missing: u64 = on_disk.map(|(_, b)| b.host.0).sum();
     let share = m.ram.pinnable.0.min(m.ram.total.0).max(1) as f64 / m.ram.total.0.max(1) as f64;

@@ -96,7 +96,7 @@ impl App {
                 let Some(entry) = self.models.list.selected() else {
                     return Vec::new();
                 };
-                if let Some(problem) = entry.problem.clone().filter(|_| !entry.not_here) {
+                if let Some(problem) = entry.problem.clone().filter(|_| entry.n_blocks == 0) {
                     self.message("This checkpoint can't be used", &problem);
                     return Vec::new();
                 }

@@ -174,8 +174,9 @@ fn check_gpu(g: &GpuEntry) -> bool {
     });
     let gemm = g.gemm.as_ref().is_none_or(|m| {
         let kernels = m.kernels.as_ref().is_none_or(|k| {
-            let launch = k.launch.is_finite() && (0.0..1.0).contains(&k.launch);
-            rate(k.memory) && rate(k.attention) && rate(k.attention_backward) && launch
+            let [(forward, half), (back, half_back)] = [k.attention, k.attention_backward].map(|[r, h]| (r, h));
+            let times = [half, half_back, k.each, k.launch].iter().all(|x| x.is_finite() && *x >= 0.0);
+            times && [k.memory, forward, back, k.forward, k.backward].into_iter().all(rate)
         });
         date(m.at) && rate(m.flops) && kernels && m.driver.as_deref().is_none_or(text)
     });
@@ -215,7 +216,13 @@ mod tests {
             h2d_spread: Some([54e9, 55.4e9]),
             sm_clock_mhz: Some(1980),
         });
-        let kernels = Kernels { memory: 3e12, attention: 4e14, attention_backward: 3e14, launch: 4e-6 };
+        let kernels = Kernels {
+            memory: 3e12,
+            attention: [4e14, 100.0],
+            attention_backward: [3e14, 100.0],
+            launch: 4e-6,
+            ..Kernels::NONE
+        };
         gpu.gemm = Some(Gemm { at, driver: None, flops: 6.5e14, sm_clock_mhz: None, kernels: Some(kernels) });
         gpu.overhead = Some(Overhead { at, bytes: Bytes(512_000_000) });
         let volume = all.volume_mut("ext4 0123", "/data");
