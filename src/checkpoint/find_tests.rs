@@ -72,3 +72,30 @@ fn the_list_shows_good_and_broken_models_and_nothing_twice() {
         assert!(resolve_in(m.path.to_str().unwrap(), Caches::default()).is_ok());
     }
 }
+
+#[test]
+fn headers_stand_in_for_a_model_that_is_not_or_half_here() {
+    let d = tempfile::tempdir().unwrap();
+    let (models, headers) = (d.path().join("hub"), d.path().join("headers"));
+    let far = headers.join("models--own--er/snapshots/abc");
+    Model::tiny().write_headers(&far);
+    std::fs::create_dir_all(headers.join("models--own--er/refs")).unwrap();
+    put(&headers.join("models--own--er/refs/main"), "abc");
+    let caches = Caches { models: Some(&models), headers: Some(&headers) };
+    assert_eq!(resolve_in("own/er", caches).unwrap(), far);
+    let e = crate::checkpoint::require_weights(&crate::checkpoint::open(&far).unwrap()).unwrap_err().to_string();
+    assert!(e.contains("blockstream-tui download own/er`"), "{e}");
+
+    // huggingface_hub links each file as it comes: without its weights the snapshot is less than the headers.
+    let near = Model::tiny().write_hub(&models, "own/er", "abc").join("snapshots/abc");
+    let weights = std::fs::read_link(near.join("model.safetensors")).unwrap();
+    std::fs::remove_file(near.join("model.safetensors")).unwrap();
+    assert_eq!(resolve_in("own/er", caches).unwrap(), far);
+    let all = list_in(&[], caches);
+    assert!(all.len() == 1 && all[0].not_here && all[0].origin == "hub", "{all:?}");
+
+    std::os::unix::fs::symlink(weights, near.join("model.safetensors")).unwrap();
+    assert_eq!(resolve_in("own/er", caches).unwrap(), near);
+    let all = list_in(&[], caches);
+    assert!(all.len() == 1 && !all[0].not_here && all[0].origin == "hub cache", "{all:?}");
+}
