@@ -83,7 +83,7 @@ fn headers_stand_in_for_a_model_that_is_not_or_half_here() {
     put(&headers.join("models--own--er/refs/main"), "abc");
     let caches = Caches { models: Some(&models), headers: Some(&headers) };
     assert_eq!(resolve_in("own/er", caches).unwrap(), far);
-    let e = crate::checkpoint::require_weights(&crate::checkpoint::open(&far).unwrap()).unwrap_err().to_string();
+    let e = crate::checkpoint::open(&far).unwrap().runnable().unwrap_err().to_string();
     assert!(e.contains("blockstream-tui download own/er`"), "{e}");
 
     // huggingface_hub links each file as it comes: without its weights the snapshot is less than the headers.

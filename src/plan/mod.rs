@@ -1,5 +1,6 @@
 //! The planner. Pure: (checkpoint inventory, machine, config) → plan. It asks no hardware and no clock.
 
+mod batch;
 mod candidates;
 pub mod ceilings;
 mod command;

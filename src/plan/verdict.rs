@@ -1,13 +1,13 @@
 //! The verdict on LoRA: tiers, bytes, seconds, reasons, wear.
 
 use super::cost::{Loads, loads};
-use super::fit::{Fit, fit, possible};
+use super::fit::{Fit, fit};
 use super::memory::{self, Terms};
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::types::{BlockPlace, ModePlan, TierBytes, Verdict, VramPlan};
 use super::wear::{Writes, wear};
-use super::{candidates, command, fixes, time};
+use super::{batch, candidates, command, fixes, time};
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::device::Machine;
@@ -43,11 +43,6 @@ pub fn judge(x: &Inputs<'_>) -> Judged {
     judge_fit(x, fit(x.model, x.job, x.machine, x.config))
 }
 
-/// The verdict alone: whether some fit has it, not which is fastest.
-pub fn reachable(x: &Inputs<'_>) -> Verdict {
-    judge_fit(x, possible(x.model, x.job, x.machine, x.config)).verdict
-}
-
 /// Judges LoRA by `fit`.
 pub fn judge_fit(x: &Inputs<'_>, fit: Fit) -> Judged {
     let mut problems = blockers(x);
@@ -77,6 +72,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let fix_command = fix_command.filter(|_| x.checkpoint.plan_only.is_none());
     let resident = fit.tiers.iter().filter(|t| **t == TierName::Vram).count();
     let candidates = candidates::lora(x, &fit);
+    reasons.extend(batch::batch(x, &fit));
     ModePlan {
         verdict,
         reasons,

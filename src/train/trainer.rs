@@ -238,8 +238,12 @@ impl Run<'_> {
         let begun = self.clock.now();
         let rows: Vec<&Row> = self.data.eval.iter().collect();
         let batches = micro_batches(&rows, train.per_device_train_batch_size);
-        let trainable = self.walk.arch.n_layers - self.walk.adapter.layout.lowest;
-        let group = (train.gradient_accumulation_steps * trainable).max(1);
+        // With inputs in host memory a training step holds four sets of them.
+        let sets = match self.job.plan.modes.lora.stream.offload {
+            true => 4,
+            false => self.walk.arch.n_layers - self.walk.adapter.layout.lowest,
+        };
+        let group = (train.gradient_accumulation_steps * sets).max(1);
         let (mut sum, mut tokens) = (0.0, 0);
         for part in batches.chunks(group) {
             let part: &[Batch] = part;

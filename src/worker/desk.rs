@@ -6,12 +6,13 @@ use super::handle::RunHandle;
 use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::RunConfig;
-use crate::device::{self, Machine};
+use crate::device::{self, Machine, Past};
 use crate::engine::{Engine, Fetched, Job, ModelEntry, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind};
 use crate::plan::{self, ModePlan, PlanReport, Verdict};
 use crate::report::{self, Recorder};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Facts about this build and machine for `env.json`.
@@ -43,6 +44,8 @@ pub struct Desk {
     run: Option<RunHandle>,
     /// Runs of a results folder as last listed: a plan at every key press must not read every report.
     listed: Option<(PathBuf, Vec<RunEntry>)>,
+    /// What those runs teach the planner; read once after each run.
+    learned: Option<BTreeMap<String, Past>>,
     fetch: Fetch,
 }
 
@@ -50,11 +53,19 @@ impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk { options, opened: None, measured: None, run: None, listed: None, fetch: Fetch::default() }
+        Desk { options, opened: None, measured: None, run: None, listed: None, learned: None, fetch: Fetch::default() }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
         config.results.clone().unwrap_or_else(|| self.options.results.clone())
+    }
+
+    /// What runs of the results folder took over their forecasts on `machine`.
+    fn learned(&mut self, config: &RunConfig, machine: &Machine) -> BTreeMap<String, Past> {
+        if self.learned.is_none() {
+            self.learned = Some(report::past(self.listed(config), machine));
+        }
+        self.learned.clone().unwrap_or_default()
     }
 
     /// The runs of the results folder, read once until a run ends or the list is asked for.
@@ -149,7 +160,10 @@ impl Services for Desk {
 
     fn what_if(&mut self, config: &RunConfig, edits: &[plan::Edit]) -> Result<PlanReport> {
         let dir = self.checkpoint(config)?.dir.clone();
-        let machine = self.machine(config, &dir)?;
+        let mut machine = self.machine(config, &dir)?;
+        if config.machine.is_none() {
+            machine.past = self.learned(config, &machine);
+        }
         let mut report = plan::plan_what_if(self.checkpoint(config)?, &machine, config, edits)?;
         report::with_ledger(&mut report, config, self.listed(config));
         Ok(report)
@@ -192,7 +206,7 @@ impl Services for Desk {
     fn poll(&mut self) -> Vec<Event> {
         let events = self.run.as_ref().map(RunHandle::poll).unwrap_or_default();
         if events.iter().any(|e| matches!(e.kind, EventKind::Finished(_))) {
-            (self.run, self.listed) = (None, None);
+            (self.run, self.listed, self.learned) = (None, None, None);
         }
         events
     }
