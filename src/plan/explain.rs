@@ -146,7 +146,7 @@ pub fn wear_text(w: &Wear) -> String {
 #[must_use]
 pub fn percent(share: f64) -> String {
     match share * 100.0 {
-        p if p == 0.0 => "0 %".into(),
+        0.0 => "0 %".into(),
         p if p < 0.0001 => "under 0.0001 %".into(),
         p if p < 0.1 => format!("{p:.4} %"),
         p if p < 10.0 => format!("{p:.1} %"),

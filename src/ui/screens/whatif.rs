@@ -107,7 +107,7 @@ impl WhatIf {
         let next = if by > 0 {
             values.into_iter().find(|v| *v > now * 1.001)
         } else {
-            values.into_iter().filter(|v| *v < now * 0.999).last()
+            values.into_iter().rfind(|v| *v < now * 0.999)
         };
         let to = next.ok_or("that is as far as it goes")?;
         self.changed.retain(|(f, _)| *f != figure);
