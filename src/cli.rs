@@ -5,8 +5,10 @@
 mod args;
 mod bench;
 mod desk;
+mod download;
 #[cfg(feature = "torch")]
 mod generate;
+mod keep;
 mod print;
 mod train;
 
@@ -45,7 +47,8 @@ pub fn main() -> ExitCode {
 /// `OMP_WAIT_POLICY=passive`: OpenMP threads spin at every barrier by default. Beside our copy thread, the screen, or
 /// anything else the user runs, that made a step on two cores five times slower (64 s against 12 s, measured with a
 /// compiler running). `CUDA_CACHE_DISABLE=1`, `USE_PYTORCH_KERNEL_CACHE=0`: driver and libtorch would keep
-/// compiled kernels in the home folder, and this program writes nothing outside its run folders.
+/// compiled kernels in the home folder, and this program writes nothing outside its run folders (and calibrations).
+/// Under WSL also the allocator's cap: see [`device::gpu::allocator_cap`].
 #[cfg(feature = "torch")]
 fn settle_environment() {
     use std::os::unix::process::CommandExt;
@@ -54,12 +57,13 @@ fn settle_environment() {
     // The screen, the script, `train`, `generate` and `bench gemm` compute; the others would only start twice, and
     // `bench step` would hand our settings on to the peers.
     let benches = std::env::args_os().nth(1).is_some_and(|a| a == "bench");
-    let words = if benches { &["gemm"][..] } else { &["train", "generate", "--script", "--model"] };
+    let words = if benches { &["gemm", "calibrate"][..] } else { &["train", "generate", "--script", "--model"] };
     let computes = |a: &std::ffi::OsStr| words.iter().any(|w| a == *w);
     if std::env::args_os().len() > 1 && !std::env::args_os().any(|a| computes(&a)) {
         return;
     }
-    let missing: Vec<_> = WANTED.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
+    let wanted = WANTED.into_iter().map(|(name, value)| (name, value.to_string())).chain(device::gpu::allocator_cap());
+    let missing: Vec<_> = wanted.filter(|(name, _)| std::env::var_os(name).is_none()).collect();
     if missing.is_empty() {
         return;
     }
@@ -78,6 +82,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Some(Command::Plan { checkpoint, config, json, what_if }) => {
             show_plan(&config.loaded(Some(&checkpoint))?, json, &what_if)
         }
+        Some(Command::Download { model, yes, json }) => download::download(&model, yes, json),
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Data(DataCommand::Inspect(args))) => inspect(&args),
         #[cfg(feature = "torch")]
@@ -109,7 +114,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
             if json { print::json(&comparison.json) } else { print::line(comparison.text.trim_end()) }
         }
         Some(Command::Doctor { disk, json }) => {
-            let value = doctor::report(disk);
+            let value = doctor::report(&doctor::Look::here(disk));
             if json { print::json(&value) } else { print::line(doctor::render(&value).trim_end()) }
         }
         Some(Command::Bench(command)) => bench::bench(&command),
@@ -152,6 +157,8 @@ fn workbench(_: &Cli) -> Result<ExitCode> {
 fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<ExitCode> {
     let config = &loaded.config;
     let edits = what_if.iter().map(|e| plan::Edit::parse(e)).collect::<Result<Vec<_>>>()?;
+    // Headers that are nowhere yet are fetched.
+    download::folder(&config.model.path)?;
     let opened = checkpoint::open_model(&config.model.path, config.model.rebuild_index)?;
     let machine = device::machine(config, Some(&opened.dir))?;
     let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;

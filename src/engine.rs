@@ -140,6 +140,45 @@ pub struct ModelEntry {
     pub n_blocks: usize,
     /// `None` if it can be trained, else the reason.
     pub problem: Option<String>,
+    /// Only its headers are here: it can be planned, not trained.
+    #[serde(default)]
+    pub not_here: bool,
+}
+
+/// What a download would fetch and write, before any of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DownloadPlan {
+    /// `owner/name[@revision]`.
+    pub model: String,
+    /// The commit that the revision is at.
+    pub commit: String,
+    /// Files of the model that training needs.
+    pub files: usize,
+    /// Their bytes.
+    pub total: Bytes,
+    /// Bytes of them that are still to come; as many are written to the drive, once.
+    pub fetch: Bytes,
+    /// Bytes free on the cache's drive.
+    pub free: Bytes,
+    /// The hub cache.
+    pub cache: PathBuf,
+}
+
+/// What a fetch from the hub says. It goes on beside the screen; one at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fetched {
+    /// How far it is.
+    Progress(crate::event::Stage),
+    /// Headers are here: what `--model` takes to plan them.
+    Headers(String),
+    /// What a download would take.
+    Survey(DownloadPlan),
+    /// The model is here, and can be trained.
+    Model(String),
+    /// It was cancelled; what had come is kept.
+    Cancelled,
+    /// It failed; what had come is kept.
+    Failed(String),
 }
 
 /// A past or present run, read from its folder.
@@ -207,6 +246,33 @@ pub trait Services {
     /// # Errors
     /// The folder holds no readable report.
     fn report(&mut self, run_dir: &Path) -> Result<serde_json::Value>;
+    /// Begins to fetch the headers of hub model `owner/name[@revision]`; answers come by [`Services::fetched`].
+    ///
+    /// # Errors
+    /// Not an id, a fetch is going on, or this desk has no hub.
+    fn fetch_headers(&mut self, _id: &str) -> Result<()> {
+        Err(no_hub())
+    }
+    /// Begins to ask what a download of a model would take.
+    ///
+    /// # Errors
+    /// As [`Services::fetch_headers`].
+    fn survey(&mut self, _id: &str) -> Result<()> {
+        Err(no_hub())
+    }
+    /// Begins the download that was surveyed last.
+    ///
+    /// # Errors
+    /// As [`Services::fetch_headers`], or nothing was surveyed.
+    fn download(&mut self) -> Result<()> {
+        Err(no_hub())
+    }
+    /// Asks the fetch that is going on to stop.
+    fn cancel_fetch(&mut self) {}
+    /// What the fetch has said since the last call, in order; of its progress only the newest. Never blocks.
+    fn fetched(&mut self) -> Vec<Fetched> {
+        Vec::new()
+    }
     /// Exports a finished run: `peft`, later more. Returns what was written.
     ///
     /// # Errors
@@ -218,6 +284,12 @@ pub trait Services {
 #[must_use]
 pub fn no_engine() -> Error {
     Error::device("this build has no training engine (feature 'torch' is off)").next("build with default features")
+}
+
+/// The error of a desk that can't reach a hub.
+#[must_use]
+pub fn no_hub() -> Error {
+    Error::usage("there is no access to a model hub here").next("use `download` of a build with feature 'hub'")
 }
 
 #[cfg(test)]

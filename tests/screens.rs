@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(feature = "tui")]
 
+#[path = "screens/hub.rs"]
+mod hub;
 #[path = "screens/keys.rs"]
 mod keys_and_messages;
 #[path = "screens/pace.rs"]
@@ -179,7 +181,7 @@ fn states(desk: &mut FakeDesk, mut visit: impl FnMut(&mut Session<'_>)) {
 
 /// Keys that open each overlay and each kind of typing.
 const OPENERS: &[&str] =
-    &["", "?", ":", ": z z z", "q", "/ a", "i", "o", "e", "5 <ret>", "5 <space> <space> c", "1 G <ret>"];
+    &["", "?", ":", ": z z z", "q", "/ a", "i", "o", "1 H", "e", "5 <ret>", "5 <space> <space> c", "1 G <ret>"];
 
 #[test]
 fn case_ui_01_no_size_screen_or_dialog_panics() {

@@ -1,29 +1,20 @@
 //! `bench disk`: the sustained rate of a drive, past the page cache.
 //!
-//! Eight threads share one sequence of places; each asks for 4 MiB at a time, so 32 requests of 1 MiB are under way.
-//! Reading takes files that are there; writing happens only when asked for, to a file that is removed again.
+//! Reading is a run's own: its reader, requests and depth (a pool of threads in a build without libtorch), of files that
+//! are there. Writing happens only when asked for, by a pool of threads, to a file that is removed again.
 
+use super::cliff;
 use super::stats::Sample;
 use super::{BENCH_SCHEMA, Say};
-use crate::device::disk;
+use crate::device::pool::{self, Moved, PIECE, TICK};
+use crate::device::roots::Roots;
+use crate::device::{disk, smart};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, MIB, rate};
 use serde_json::{Value, json};
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-/// Threads, each with one call in flight.
-pub const THREADS: usize = 8;
-/// Bytes of one call.
-const PIECE: u64 = 4 * MIB;
-/// Time between two samples.
-const TICK: Duration = Duration::from_millis(100);
-/// What the kernel calls a file system that lies in memory (`TMPFS_MAGIC`, `RAMFS_MAGIC`).
-const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+use std::time::Instant;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -41,29 +32,29 @@ pub struct Job {
 /// A measured rate.
 #[derive(Clone, Debug)]
 pub struct Rate {
-    /// Bytes moved.
-    pub bytes: u64,
-    /// Wall-clock seconds, a final sync included.
-    pub seconds: f64,
+    /// What was moved.
+    pub moved: Moved,
     /// Bytes per second of each tenth of a second.
     pub samples: Sample,
-    /// Times the files were begun anew.
-    pub wraps: u64,
 }
 
 impl Rate {
+    fn of(moved: Moved) -> Rate {
+        Rate { samples: Sample::of(moved.ticks.iter().copied()), moved }
+    }
+
     /// Bytes per second over the whole time.
     #[must_use]
     pub fn mean(&self) -> f64 {
-        self.bytes as f64 / self.seconds.max(1e-9)
+        self.moved.mean()
     }
 
     fn json(&self) -> Value {
         let mut out = self.samples.json();
         out["mean"] = json!(self.mean());
-        out["bytes"] = json!(self.bytes);
-        out["seconds"] = json!(self.seconds);
-        out["wraps"] = json!(self.wraps);
+        out["bytes"] = json!(self.moved.bytes);
+        out["seconds"] = json!(self.moved.seconds);
+        out["wraps"] = json!(self.moved.wraps);
         out
     }
 }
@@ -94,6 +85,8 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
 /// There is nothing to read, the file system has no O_DIRECT, or the drive fails.
 pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
     let mut files = job.files.clone();
+    // Before anything is written: a drive that still tidies up reads at half its rate (measured: 1.1 of 2.0 GB/s).
+    let first = if files.is_empty() { None } else { Some(read(&files, job.seconds)?) };
     let (mut written, mut temporary) = (None, None);
     if let Some(bytes) = job.write.map(|b| b.align_up(PIECE)) {
         let path = job.dir.join(format!("blockstream-bench-{}.tmp", std::process::id()));
@@ -105,24 +98,52 @@ pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
         }
         temporary = Some(made);
     }
-    let reading = read(&files, job.seconds)?;
+    let right_after_write = first.is_none();
+    let reading = match first {
+        Some(reading) => reading,
+        None => read(&files, job.seconds)?,
+    };
+    // The largest file has the most places to jump to.
+    let largest = files.iter().max_by_key(|f| std::fs::metadata(f).map_or(0, |m| m.len()));
+    let seek = largest.and_then(|f| pool::seek_seconds(f));
     drop(temporary);
     let drive = disk::describe(&job.dir);
+    let cliff = written.as_ref().and_then(|w| cliff::find(&w.moved.ticks, TICK.as_secs_f64()));
+    let by_reading = (drive.kind == "unknown").then(|| disk::kind_by_reading(reading.mean(), seek));
+    // A volume on several drives has no wear of its own.
+    let wear = match drive.devices.as_slice() {
+        [one] => Some(smart::wear(&Roots::system(), one)),
+        _ => None,
+    };
     Ok(json!({
         "schema": BENCH_SCHEMA,
         "what": "disk",
-        "drive": { "kind": drive.kind, "devices": drive.devices, "free": drive.free },
-        "threads": THREADS,
-        "request": MIB,
-        "in_flight": THREADS as u64 * PIECE / MIB,
+        "drive": {
+            "kind": drive.kind,
+            "kind_by_reading": by_reading,
+            "volume": drive.id,
+            "mount": drive.mount.as_ref().map(|m| &m.point),
+            "devices": drive.devices,
+            "free": drive.free(),
+        },
+        "reader": reading.moved.how,
         "o_direct": true,
+        "seek": seek,
+        "right_after_write": right_after_write,
+        "wear": wear.map(|w| json!({ "written": w.written, "life_used": w.life_used, "source": w.source })),
         "files": files.len(),
         "read": reading.json(),
-        "write": written.as_ref().map(Rate::json),
+        "write": written.as_ref().map(|w| {
+            let mut out = w.json();
+            out["slc"] = json!(cliff.map(|c| c.bytes));
+            out["before_slc"] = json!(cliff.map(|c| c.before));
+            out["after_slc"] = json!(cliff.map(|c| c.after));
+            out
+        }),
     }))
 }
 
-/// `run`'s object in two lines.
+/// `run`'s object as text.
 #[must_use]
 pub fn render(value: &Value) -> String {
     let line = |what: &str, r: &Value| {
@@ -138,53 +159,35 @@ pub fn render(value: &Value) -> String {
         )
     };
     let mut out = line("read", &value["read"]);
-    if value["write"].is_object() {
-        out += &line("write", &value["write"]);
+    let w = &value["write"];
+    if w.is_object() {
+        out += &line("write", w);
+        out += &match (w["slc"].as_u64(), w["after_slc"].as_f64()) {
+            (Some(bytes), Some(after)) => {
+                format!("the fast cache was full after {}: then {}\n", Bytes(bytes), rate(after))
+            }
+            _ => "no end of a fast cache seen; write more to look for one (--write-size)\n".into(),
+        };
     }
-    out + &format!("O_DIRECT, {} x 1 MiB in flight, drive: {}\n", value["in_flight"], value["drive"]["kind"])
+    let seek = value["seek"].as_f64().map(|s| format!(", {:.2} ms a small read", s * 1e3)).unwrap_or_default();
+    let drive = &value["drive"];
+    let kind = match drive["kind_by_reading"].as_str() {
+        Some(kind) => format!("not told by the system, reads like {kind}"),
+        None => drive["kind"].as_str().unwrap_or("N/A").to_string(),
+    };
+    out + &format!("{}{seek}; drive: {kind}\n", value["reader"].as_str().unwrap_or("N/A"))
 }
 
-/// Reads `files` in order for `seconds`.
+/// Reads `files` in order for `seconds`, as a run reads.
 ///
 /// # Errors
 /// There is nothing to read, the file system has no O_DIRECT or lies in memory, or the drive fails.
 pub fn read(files: &[PathBuf], seconds: f64) -> Result<Rate> {
-    let mut open: Vec<(File, &Path, u64)> = Vec::new();
-    for path in files {
-        let direct = |e| Error::io("read past the page cache", path, e).next("give a file on the drive itself");
-        if rustix::fs::statfs(path).is_ok_and(|s| IN_MEMORY.contains(&s.f_type)) {
-            return Err(Error::usage(format!("'{}' lies in memory, not on a drive", path.display()))
-                .next("give a file on the drive itself"));
-        }
-        if !disk::reads_direct(path) {
-            return Err(direct(std::io::Error::from(std::io::ErrorKind::Unsupported)));
-        }
-        let file = disk::open_direct(path).map_err(direct)?;
-        let len = file.metadata().map_err(|e| Error::io("stat", path, e))?.len();
-        open.push((file, path, len.div_ceil(PIECE)));
-    }
-    let pieces: u64 = open.iter().map(|f| f.2).sum();
-    if pieces == 0 {
-        return Err(Error::usage("there is no file to read").next("give a model, --path FILE, or --write to make one"));
-    }
-    let end = Instant::now() + Duration::from_secs_f64(seconds.max(0.0));
-    let mut rate = pool(&|turn, buffer| {
-        // The first round of pieces is always read: even `--seconds 0` measures something.
-        if turn >= THREADS as u64 && Instant::now() >= end {
-            return Ok(None);
-        }
-        let mut piece = turn % pieces;
-        for (file, path, n) in &open {
-            if piece < *n {
-                let got = file.read_at(buffer, piece * PIECE).map_err(|e| Error::io("read", path, e))?;
-                return Ok(Some(got as u64));
-            }
-            piece -= n;
-        }
-        Ok(None)
-    })?;
-    rate.wraps = (rate.bytes / PIECE) / pieces;
-    Ok(rate)
+    #[cfg(feature = "torch")]
+    let moved = crate::store::rate::read(files, seconds)?;
+    #[cfg(not(feature = "torch"))]
+    let moved = pool::read(files, seconds)?;
+    Ok(Rate::of(moved))
 }
 
 /// A file that goes with its owner.
@@ -203,7 +206,7 @@ fn write(path: PathBuf, bytes: Bytes) -> Result<(Temporary, Rate)> {
     let made = Temporary(path.clone());
     let pieces = bytes.0 / PIECE;
     let begun = Instant::now();
-    let mut rate = pool(&|turn, buffer| {
+    let mut moved = pool::run(&|turn, buffer| {
         if turn >= pieces {
             return Ok(None);
         }
@@ -215,60 +218,8 @@ fn write(path: PathBuf, bytes: Bytes) -> Result<(Temporary, Rate)> {
         Ok(Some(PIECE))
     })?;
     file.sync_data().map_err(|e| Error::io("sync", &path, e))?;
-    rate.seconds = begun.elapsed().as_secs_f64();
-    Ok((made, rate))
-}
-
-/// What a thread does in a turn, with its buffer: the bytes it moved, `None` when there are no more turns.
-type Work<'a> = dyn Fn(u64, &mut [u8]) -> Result<Option<u64>> + Sync + 'a;
-
-/// Gives turns 0, 1, 2, … with an aligned buffer of [`PIECE`] bytes to the threads until one answers `None`, and
-/// samples the bytes that they report.
-fn pool(work: &Work<'_>) -> Result<Rate> {
-    let (turn, done, running) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(THREADS as u64));
-    let failure: Mutex<Option<Error>> = Mutex::new(None);
-    let begun = Instant::now();
-    let mut samples = Vec::new();
-    std::thread::scope(|s| {
-        for _ in 0..THREADS {
-            s.spawn(|| {
-                let mut memory = vec![1_u8; PIECE as usize + 4096];
-                let start = memory.as_ptr().align_offset(4096);
-                let buffer = &mut memory[start..start + PIECE as usize];
-                loop {
-                    match work(turn.fetch_add(1, Ordering::Relaxed), buffer) {
-                        Ok(Some(bytes)) => done.fetch_add(bytes, Ordering::Relaxed),
-                        Ok(None) => break,
-                        Err(e) => {
-                            if let Ok(mut slot) = failure.lock() {
-                                slot.get_or_insert(e);
-                            }
-                            break;
-                        }
-                    };
-                }
-                running.fetch_sub(1, Ordering::Release);
-            });
-        }
-        let (mut last, mut before) = (Instant::now(), 0);
-        while running.load(Ordering::Acquire) > 0 {
-            let ticks = TICK.checked_sub(last.elapsed()).unwrap_or_default();
-            std::thread::sleep(ticks.min(Duration::from_millis(10)));
-            if last.elapsed() >= TICK {
-                let now = done.load(Ordering::Relaxed);
-                samples.push((now - before) as f64 / last.elapsed().as_secs_f64());
-                (last, before) = (Instant::now(), now);
-            }
-        }
-    });
-    if let Some(e) = failure.into_inner().unwrap_or_default() {
-        return Err(e);
-    }
-    let (bytes, seconds) = (done.into_inner(), begun.elapsed().as_secs_f64());
-    if samples.is_empty() {
-        samples.push(bytes as f64 / seconds.max(1e-9));
-    }
-    Ok(Rate { bytes, seconds, samples: Sample::of(samples), wraps: 0 })
+    moved.seconds = begun.elapsed().as_secs_f64();
+    Ok((made, Rate::of(moved)))
 }
 
 #[cfg(test)]

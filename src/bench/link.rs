@@ -49,7 +49,7 @@ pub fn run() -> Result<Value> {
                 rates.push(moved as f64 / seconds);
             }
             let rates = Sample::of(rates);
-            row[key] = json!({ "median": rates.median(), "best": rates.max() });
+            row[key] = json!({ "median": rates.median(), "best": rates.max(), "worst": rates.min() });
         }
         sizes.push(row);
     }
@@ -66,6 +66,7 @@ pub fn run() -> Result<Value> {
         "h2d": last["h2d"]["median"],
         "d2h": last["d2h"]["median"],
         "both": last["both"]["median"],
+        "h2d_spread": [last["h2d"]["worst"], last["h2d"]["best"]],
         "sizes": sizes,
     }))
 }

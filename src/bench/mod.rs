@@ -4,12 +4,15 @@
 //! bytes. What was not measured is `null`, with its reason beside it; no figure is ever taken from elsewhere.
 
 pub mod bound;
+pub mod calibrate;
 pub mod child;
+pub mod cliff;
 pub mod disk;
 pub mod drive;
 pub mod forecast;
 #[cfg(feature = "torch")]
 pub mod gemm;
+pub mod keep;
 #[cfg(feature = "torch")]
 pub mod kernels;
 pub mod limits;

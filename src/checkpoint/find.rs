@@ -2,7 +2,7 @@
 
 use super::files::{clean, read_json, shown};
 use super::open::{Depth, not_a_folder, open};
-use super::{families, hub};
+use super::{families, hub, index};
 use crate::engine::ModelEntry;
 use crate::error::{Error, Result};
 use crate::units::Bytes;
@@ -13,8 +13,17 @@ use std::path::{Path, PathBuf};
 /// Most models a list shows; a folder with more is not a folder of models.
 const MAX_LISTED: usize = 500;
 
-/// [`super::resolve`] with the hub cache passed in.
-pub(super) fn resolve_in(model: &str, cache: Option<&Path>) -> Result<PathBuf> {
+/// Where models of the hub are looked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Caches<'a> {
+    /// Whole models: the hub cache.
+    pub models: Option<&'a Path>,
+    /// Headers of models that are not here, in the same layout.
+    pub headers: Option<&'a Path>,
+}
+
+/// [`super::resolve`] with the caches passed in.
+pub(super) fn resolve_in(model: &str, caches: Caches<'_>) -> Result<PathBuf> {
     let path = Path::new(model);
     if model.is_empty() {
         return Err(Error::usage("no model given").next("give a model folder or a hub id"));
@@ -34,22 +43,30 @@ pub(super) fn resolve_in(model: &str, cache: Option<&Path>) -> Result<PathBuf> {
             Error::checkpoint(format!("{} does not exist", shown(path))).next("give a model folder or a hub id")
         );
     }
-    let looked = match cache {
-        Some(cache) => {
-            let repo = cache.join(hub::repo_folder(id));
-            if repo.is_dir() {
-                return Ok(hub::snapshot(&repo, revision)?.dir);
-            }
-            format!("no such folder, and not in the hub cache {}", shown(cache))
-        }
-        None => "no such folder, and there is no hub cache (no home folder)".into(),
+    let repo = |cache: &Path| Some(cache.join(hub::repo_folder(id))).filter(|r| r.is_dir());
+    let found = caches.models.and_then(repo).map(|repo| hub::snapshot(&repo, revision));
+    if let Some(Ok(snapshot)) = &found
+        && index::weights(&snapshot.dir).is_ok()
+    {
+        return Ok(snapshot.dir.clone());
+    }
+    // A snapshot without its weights is less than the headers of all of them.
+    if let Some(repo) = caches.headers.and_then(repo)
+        && let Ok(snapshot) = hub::snapshot(&repo, Some(revision.unwrap_or("main")))
+    {
+        return Ok(snapshot.dir);
+    }
+    let looked = match (found, caches.models) {
+        (Some(snapshot), _) => return Ok(snapshot?.dir),
+        (None, Some(cache)) => format!("no such folder, and not in the hub cache {}", shown(cache)),
+        (None, None) => "no such folder, and there is no hub cache (no home folder)".into(),
     };
     Err(Error::checkpoint(format!("'{}' is not here: {looked}", clean(model)))
-        .next("download it first, or give a model folder"))
+        .next(format!("fetch it with `blockstream-tui download {}`, or give a model folder", clean(model))))
 }
 
-/// [`super::list`] with the hub cache passed in.
-pub(super) fn list_in(places: &[PathBuf], cache: Option<&Path>) -> Vec<ModelEntry> {
+/// [`super::list`] with the caches passed in.
+pub(super) fn list_in(places: &[PathBuf], caches: Caches<'_>) -> Vec<ModelEntry> {
     let mut found: Vec<(PathBuf, &str)> = Vec::new();
     for place in places {
         let origin = if place.components().any(|c| c.as_os_str() == ".demo") { "demo" } else { "folder" };
@@ -65,11 +82,38 @@ pub(super) fn list_in(places: &[PathBuf], cache: Option<&Path>) -> Vec<ModelEntr
         inside.sort();
         found.extend(inside.into_iter().map(|p| (p, origin)));
     }
-    found.extend(cache.map(hub::repos).unwrap_or_default().into_iter().map(|p| (p, "hub cache")));
+    found.extend(caches.models.map(hub::repos).unwrap_or_default().into_iter().map(|p| (p, "hub cache")));
     let mut seen = HashSet::new();
     found.retain(|(path, _)| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
     found.truncate(MAX_LISTED);
-    found.into_iter().map(|(path, origin)| entry(path, origin)).collect()
+    let mut entries: Vec<ModelEntry> = found.into_iter().map(|(path, origin)| entry(path, origin)).collect();
+    let away = away(caches);
+    // A half-downloaded model is shown once: as one whose headers are here.
+    entries.retain(|e| !(e.origin == "hub cache" && e.problem.is_some() && away.iter().any(|a| a.name == e.name)));
+    entries.extend(away);
+    entries.truncate(MAX_LISTED);
+    entries
+}
+
+/// Models of which only the headers are here.
+fn away(caches: Caches<'_>) -> Vec<ModelEntry> {
+    let mut out = Vec::new();
+    for repo in caches.headers.map(hub::repos).unwrap_or_default() {
+        for (reference, dir) in hub::named_snapshots(&repo) {
+            let Some(id) = hub::repo_id(&repo) else { continue };
+            let model = reference.map_or(id.clone(), |r| format!("{id}@{r}"));
+            // Since then it may have been downloaded.
+            if resolve_in(&model, caches).is_ok_and(|found| found == dir) {
+                out.push(ModelEntry {
+                    path: model.clone().into(),
+                    name: model,
+                    origin: "hub".into(),
+                    ..entry(dir, "hub")
+                });
+            }
+        }
+    }
+    out
 }
 
 /// Whether `dir` looks like a model folder: worth an entry, if only to say what is wrong with it.
@@ -78,7 +122,7 @@ fn is_model(dir: &Path) -> bool {
         return false;
     }
     let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
-    (has("config.json") || has(super::index::SINGLE) || has(super::index::INDEX) || hub::repo_id(dir).is_some())
+    (has("config.json") || has(index::SINGLE) || has(index::INDEX) || hub::repo_id(dir).is_some())
         && !has("adapter_config.json")
 }
 
@@ -91,6 +135,7 @@ fn entry(path: PathBuf, origin: &str) -> ModelEntry {
             params: c.params(),
             bytes: c.total_bytes(),
             n_blocks: c.blocks.len(),
+            not_here: c.not_here,
             problem: c
                 .plan_only
                 .or_else(|| c.not_here.then(|| "only headers are here: can be planned, not trained".into())),
@@ -110,6 +155,7 @@ fn entry(path: PathBuf, origin: &str) -> ModelEntry {
                 bytes: weight_bytes(dir),
                 n_blocks: 0,
                 problem: Some(e.to_string()),
+                not_here: false,
                 path,
                 origin,
             }

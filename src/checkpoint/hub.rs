@@ -1,6 +1,7 @@
 //! The Hugging Face cache: `models--owner--name/{blobs,refs,snapshots}`, where it lies and which snapshot is meant.
 //!
-//! Layout and variables are those of huggingface_hub; nothing here uses the network.
+//! Layout and variables are those of huggingface_hub; nothing here uses the network. The folder of remote headers has
+//! the same layout, so it is read by the same code.
 
 use super::files::{clean, read_small, shown};
 use super::index::list;
@@ -30,19 +31,44 @@ pub fn cache_dir() -> Option<PathBuf> {
 /// `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `$HF_HOME/hub`, `$XDG_CACHE_HOME/huggingface/hub`, `~/.cache/huggingface/hub`.
 #[must_use]
 pub fn cache_dir_from(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let home = env("HOME").filter(|h| !h.is_empty()).map(PathBuf::from);
-    let get = |key: &str| {
-        let value = PathBuf::from(env(key).filter(|v| !v.is_empty())?);
-        match (value.strip_prefix("~"), &home) {
-            (Ok(rest), Some(home)) => Some(home.join(rest)),
-            _ => Some(value),
-        }
-    };
-    get("HF_HUB_CACHE")
-        .or_else(|| get("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| Some(get("HF_HOME")?.join("hub")))
-        .or_else(|| Some(get("XDG_CACHE_HOME")?.join("huggingface").join("hub")))
-        .or_else(|| Some(home.as_ref()?.join(".cache").join("huggingface").join("hub")))
+    folder(&env, "HF_HUB_CACHE")
+        .or_else(|| folder(&env, "HUGGINGFACE_HUB_CACHE"))
+        .or_else(|| Some(home_from(&env)?.join("hub")))
+}
+
+/// huggingface_hub's own folder: `HF_HOME`, `$XDG_CACHE_HOME/huggingface`, `~/.cache/huggingface`.
+#[must_use]
+pub fn home_from(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    folder(&env, "HF_HOME").or_else(|| Some(caches(&env)?.join("huggingface")))
+}
+
+/// Where this program keeps the headers of models that are not here, in the same layout as the hub cache.
+#[must_use]
+pub fn headers_dir() -> Option<PathBuf> {
+    headers_dir_from(|key| std::env::var_os(key))
+}
+
+/// As [`headers_dir`], with the environment passed in: `$XDG_CACHE_HOME/blockstream-tui/headers`, else under `~/.cache`.
+#[must_use]
+pub fn headers_dir_from(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    Some(caches(&env)?.join("blockstream-tui").join("headers"))
+}
+
+fn caches(env: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    folder(env, "XDG_CACHE_HOME").or_else(|| Some(user_home(env)?.join(".cache")))
+}
+
+fn user_home(env: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    env("HOME").filter(|h| !h.is_empty()).map(PathBuf::from)
+}
+
+/// The folder that a variable names, `~` resolved.
+fn folder(env: &impl Fn(&str) -> Option<OsString>, key: &str) -> Option<PathBuf> {
+    let value = PathBuf::from(env(key).filter(|v| !v.is_empty())?);
+    match (value.strip_prefix("~"), user_home(env)) {
+        (Ok(rest), Some(home)) => Some(home.join(rest)),
+        _ => Some(value),
+    }
 }
 
 /// Whether `text` could be a hub id: `name` or `owner/name` of letters, digits, `-`, `_`, `.`.
@@ -136,6 +162,28 @@ pub fn repos(cache: &Path) -> Vec<PathBuf> {
     repos
 }
 
+/// The snapshots of a repository folder, each with the name to ask for it by: `None` for `main`, else another
+/// reference, else its commit.
+#[must_use]
+pub fn named_snapshots(repo: &Path) -> Vec<(Option<String>, PathBuf)> {
+    let refs = std::fs::read_dir(repo.join("refs")).into_iter().flatten().flatten();
+    let mut refs: Vec<(String, String)> = refs
+        .filter_map(|e| {
+            let name = e.file_name().into_string().ok().filter(|n| plain(n))?;
+            let commit = read_small(&e.path(), 1024).ok()?;
+            Some((name, String::from_utf8_lossy(&commit).trim().to_string()))
+        })
+        .collect();
+    refs.sort();
+    let found = snapshots(repo).into_iter().filter(|commit| plain(commit)).map(|commit| {
+        let main = refs.iter().any(|(name, of)| name == "main" && *of == commit);
+        let other = refs.iter().find(|(_, of)| *of == commit).map(|(name, _)| name.clone());
+        let dir = repo.join("snapshots").join(&commit);
+        (if main { None } else { Some(other.unwrap_or(commit)) }, dir)
+    });
+    found.collect()
+}
+
 fn snapshots(repo: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(repo.join("snapshots")) else {
         return Vec::new();
@@ -147,7 +195,7 @@ fn snapshots(repo: &Path) -> Vec<String> {
 }
 
 /// A revision that can't leave its folder: `main`, a commit, `refs/pr/1`.
-fn plain(name: &str) -> bool {
+pub(super) fn plain(name: &str) -> bool {
     let word = |w: &str| !w.is_empty() && !w.starts_with('.') && w.bytes().all(|b| b.is_ascii_graphic() && b != b'\\');
     name.len() <= 200 && name.split('/').all(word)
 }

@@ -19,7 +19,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 /// Name of the only weights file of a small model.
 pub const SINGLE: &str = "model.safetensors";
 /// Largest index that is read; a model of a million tensors stays below it.
-const MAX_INDEX: u64 = 256 << 20;
+pub const MAX_INDEX: u64 = 256 << 20;
 /// Most shards a model may have.
 const MAX_SHARDS: usize = 10_000;
 
@@ -135,26 +135,42 @@ pub(super) fn twice(tensor: &str, a: &str, b: &str) -> Error {
     Error::checkpoint(format!("tensor '{}' is in both '{}' and '{}'", clean(tensor), clean(a), clean(b)))
 }
 
-fn by_index(dir: &Path) -> Result<WeightSet> {
-    let path = dir.join(INDEX);
-    let index: Index = parse_json(&path, &read_small(&path, MAX_INDEX)?)?;
+/// Names of the weights files in the index's `bytes`, each one that stays in the model folder. `path` is for messages.
+///
+/// # Errors
+/// Not an index, one without tensors or with too many files, or a name that leaves the folder.
+pub fn shard_names(path: &Path, bytes: &[u8]) -> Result<BTreeSet<String>> {
+    let index: Index = parse_json(path, bytes)?;
+    Ok(checked_names(path, &index)?.into_iter().map(String::from).collect())
+}
+
+fn checked_names<'a>(path: &Path, index: &'a Index) -> Result<BTreeSet<&'a str>> {
     if index.weight_map.is_empty() {
-        return Err(Error::checkpoint(format!("{} names no tensors", shown(&path))));
+        return Err(Error::checkpoint(format!("{} names no tensors", shown(path))));
     }
     // Every name is checked before any file is looked at.
     let names: BTreeSet<&str> = index.weight_map.iter().map(|(_, file)| file.as_str()).collect();
     for name in &names {
-        check_name(name, &path)?;
+        check_name(name, path)?;
     }
     if names.len() > MAX_SHARDS {
-        return Err(Error::checkpoint(format!("{} names {} files", shown(&path), names.len())));
+        return Err(Error::checkpoint(format!("{} names {} files", shown(path), names.len())));
     }
+    Ok(names)
+}
+
+fn by_index(dir: &Path) -> Result<WeightSet> {
+    let path = dir.join(INDEX);
+    let index: Index = parse_json(&path, &read_small(&path, MAX_INDEX)?)?;
+    let names = checked_names(&path, &index)?;
     let mut seen = HashSet::new();
     if let Some((tensor, _)) = index.weight_map.iter().find(|(tensor, _)| !seen.insert(tensor.as_str())) {
         return Err(Error::checkpoint(format!("{} names tensor '{}' twice", shown(&path), clean(tensor))));
     }
-    let mut set =
-        WeightSet { claimed_total: index.metadata.and_then(|m| m.get("total_size").cloned()), ..WeightSet::default() };
+    let mut set = WeightSet {
+        claimed_total: index.metadata.as_ref().and_then(|m| m.get("total_size").cloned()),
+        ..WeightSet::default()
+    };
     let mut absent = Vec::new();
     for &name in &names {
         match source(dir, name) {

@@ -11,6 +11,7 @@ pub mod header;
 pub mod hub;
 pub mod index;
 pub mod inventory;
+pub mod remote;
 pub mod types;
 pub mod vocab;
 pub mod write;
@@ -57,21 +58,24 @@ pub fn open_model(model: &str, rebuild_index: bool) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// Turns what the user typed (a folder, a hub cache folder, or `owner/name[@revision]` in the hub cache) into a model
-/// folder.
+/// Turns what the user typed (a folder, a hub cache folder, or `owner/name[@revision]` in the hub cache or among the
+/// headers fetched earlier) into a model folder.
 ///
 /// # Errors
 /// Nothing is there; says where it looked.
 pub fn resolve(model: &str) -> Result<PathBuf> {
-    find::resolve_in(model, hub::cache_dir().as_deref())
+    let (models, headers) = (hub::cache_dir(), hub::headers_dir());
+    find::resolve_in(model, find::Caches { models: models.as_deref(), headers: headers.as_deref() })
 }
 
-/// Checkpoints found in `places` (folders that are or contain model folders) and in the hub cache.
+/// Checkpoints found in `places` (folders that are or contain model folders), in the hub cache, and those of which the
+/// headers were fetched.
 ///
 /// Reads headers and configs only. A folder that can't be used is listed with its problem.
 #[must_use]
 pub fn list(places: &[PathBuf]) -> Vec<ModelEntry> {
-    find::list_in(places, hub::cache_dir().as_deref())
+    let (models, headers) = (hub::cache_dir(), hub::headers_dir());
+    find::list_in(places, find::Caches { models: models.as_deref(), headers: headers.as_deref() })
 }
 
 /// Turns a GGUF file into a Hugging Face folder at `to` (F16 weights, tokenizer, template), atomically.

@@ -79,6 +79,23 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
     })
 }
 
+/// Refuses a checkpoint of which only the headers are here, and says how to get the rest.
+pub(super) fn require_weights(checkpoint: &Checkpoint) -> Result<()> {
+    if !checkpoint.not_here {
+        return Ok(());
+    }
+    let repo = checkpoint.dir.parent().and_then(Path::parent);
+    let named = repo.map(hub::named_snapshots).unwrap_or_default().into_iter().find(|(_, dir)| *dir == checkpoint.dir);
+    let next = match (&checkpoint.hub_id, named) {
+        (Some(id), Some((reference, _))) => {
+            let at = reference.map_or(String::new(), |r| format!("@{}", clean(&r)));
+            format!("fetch them with `blockstream-tui download {id}{at}`")
+        }
+        _ => "download them first; headers alone are enough only for `plan`".into(),
+    };
+    Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", checkpoint.name)).next(next))
+}
+
 /// Steps from what was given to the folder with `config.json`, and refuses what isn't a model folder.
 fn enter(dir: &Path, notes: &mut Vec<String>) -> Result<(PathBuf, Option<hub::Snapshot>)> {
     let meta = std::fs::metadata(dir).map_err(|e| match e.kind() {

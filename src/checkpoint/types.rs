@@ -478,11 +478,7 @@ impl Checkpoint {
             return Err(Error::infeasible(format!("'{}' cannot run here: {why}", clean(&self.name)))
                 .next("pick a llama, mistral, qwen2 or qwen3 model in 16 bits"));
         }
-        if self.not_here {
-            let what = format!("the weights of '{}' are not on this machine", clean(&self.name));
-            return Err(Error::checkpoint(what).next("download them first; headers alone are enough only for `plan`"));
-        }
-        Ok(())
+        super::open::require_weights(self)
     }
     /// Bytes of the largest block.
     #[must_use]

@@ -73,7 +73,7 @@ impl ConfigArgs {
 pub enum Command {
     /// Say whether it fits, how, how fast and at what cost, before anything is written.
     Plan {
-        /// Model folder or hub id.
+        /// Model folder or hub id; of a model that is not here only the headers are fetched.
         #[arg(value_name = "MODEL")]
         checkpoint: String,
         /// The rest of the config.
@@ -85,6 +85,17 @@ pub enum Command {
         /// Plan for this machine changed: ram=32GB, vram=24GB, disk=2TB (free), tbw=600TB, read=7GB/s, write, link.
         #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
         what_if: Vec<String>,
+    },
+    /// Fetch a model from the hub into its cache; a download that was stopped goes on where it was.
+    Download {
+        /// owner/name, or owner/name@revision.
+        model: String,
+        /// Don't ask.
+        #[arg(long)]
+        yes: bool,
+        /// The result as JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Train without a screen.
     Train(TrainArgs),

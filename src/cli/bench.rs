@@ -1,9 +1,9 @@
 //! `bench`: what is asked for on the command line, handed to the room of that name.
 
 use super::args::ConfigArgs;
+use super::keep::{self, CalibrateArgs, calibrate};
 use super::print;
 use crate::bench::{disk, forecast, peers, step};
-use crate::checkpoint;
 use crate::config::ByteSize;
 use crate::error::{Error, ExitCode, Result};
 use crate::units::Bytes;
@@ -18,6 +18,9 @@ use std::time::Duration;
 pub enum BenchCommand {
     /// Copies between pinned host memory and the GPU, by size and direction.
     Link {
+        /// Don't keep the rates for later plans.
+        #[arg(long)]
+        no_save: bool,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -26,6 +29,8 @@ pub enum BenchCommand {
     Disk(DiskArgs),
     /// Matrix products: bf16 on the GPU, f32 on the CPU.
     Gemm(GemmArgs),
+    /// Drive, link and products in about ten seconds, kept for later plans.
+    Calibrate(CalibrateArgs),
     /// Seconds per training step, ours alone or beside peers.
     Step(Box<StepArgs>),
     /// The planner's VRAM and seconds against measured ones, over a table of jobs.
@@ -72,6 +77,9 @@ pub struct DiskArgs {
     /// How much to write.
     #[arg(long, value_name = "SIZE", default_value = "1 GB", requires = "write")]
     pub write_size: String,
+    /// Don't keep the rates for later plans.
+    #[arg(long)]
+    pub no_save: bool,
     /// As JSON.
     #[arg(long)]
     pub json: bool,
@@ -91,6 +99,9 @@ pub struct GemmArgs {
     /// cpu, cuda or auto.
     #[arg(long, value_parser = ["auto", "cpu", "cuda"], default_value = "auto")]
     pub device: String,
+    /// Don't keep the rates for later plans.
+    #[arg(long)]
+    pub no_save: bool,
     /// As JSON.
     #[arg(long)]
     pub json: bool,
@@ -155,9 +166,10 @@ pub struct StepArgs {
 /// What was asked for can't be measured here; the text says why.
 pub fn bench(command: &BenchCommand) -> Result<ExitCode> {
     match command {
-        BenchCommand::Link { json } => link(*json),
+        BenchCommand::Link { no_save, json } => link(*no_save, *json),
         BenchCommand::Disk(args) => bench_disk(args),
         BenchCommand::Gemm(args) => gemm(args),
+        BenchCommand::Calibrate(args) => calibrate(args),
         BenchCommand::Step(args) => bench_step(args),
         BenchCommand::Forecast(args) => bench_forecast(args),
     }
@@ -167,22 +179,31 @@ fn show(value: &Value, json: bool, render: fn(&Value) -> String) -> Result<ExitC
     if json { print::json(value) } else { print::line(render(value).trim_end()) }
 }
 
+fn show_and_keep(value: &Value, no_save: bool, json: bool, render: fn(&Value) -> String) -> Result<ExitCode> {
+    let shown = show(value, json, render)?;
+    if !no_save {
+        keep::keep(&[value]);
+    }
+    Ok(shown)
+}
+
 #[cfg(feature = "cuda")]
-fn link(json: bool) -> Result<ExitCode> {
-    show(&crate::bench::link::run()?, json, crate::bench::link::render)
+fn link(no_save: bool, json: bool) -> Result<ExitCode> {
+    show_and_keep(&crate::bench::link::run()?, no_save, json, crate::bench::link::render)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn link(_: bool) -> Result<ExitCode> {
+fn link(_: bool, _: bool) -> Result<ExitCode> {
     Err(Error::device("this build has no GPU backend (feature 'cuda' is off)").next("build with default features"))
 }
 
 #[cfg(feature = "torch")]
 fn gemm(args: &GemmArgs) -> Result<ExitCode> {
     use crate::bench::gemm;
+    use crate::checkpoint;
     let model = args.model.as_deref().map(|m| checkpoint::open(&checkpoint::resolve(m)?)).transpose()?;
     let job = gemm::Job { size: args.size, tokens: args.tokens, model: model.as_ref(), device: &args.device };
-    show(&gemm::run(&job)?, args.json, gemm::render)
+    show_and_keep(&gemm::run(&job)?, args.no_save, args.json, gemm::render)
 }
 
 #[cfg(not(feature = "torch"))]
@@ -195,14 +216,7 @@ fn bench_disk(args: &DiskArgs) -> Result<ExitCode> {
         return Err(Error::usage(format!("'--seconds' = {}: expected 0 to 3600", args.seconds)));
     }
     let (dir, files) = match (&args.model, &args.path) {
-        (Some(model), _) => {
-            let opened = checkpoint::open(&checkpoint::resolve(model)?)?;
-            if opened.not_here {
-                return Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", opened.name))
-                    .next("download them first, or give --path"));
-            }
-            (opened.dir.clone(), opened.files.iter().map(|f| f.path.clone()).collect())
-        }
+        (Some(model), _) => keep::weights(model)?,
         (None, Some(path)) => {
             let folder =
                 if path.is_dir() { path.clone() } else { path.parent().map(PathBuf::from).unwrap_or_default() };
@@ -212,7 +226,7 @@ fn bench_disk(args: &DiskArgs) -> Result<ExitCode> {
     };
     let write = if args.write { Some(bytes(&args.write_size)?) } else { None };
     let job = disk::Job { files, dir, seconds: args.seconds, write };
-    show(&disk::run(&job, &print::progress)?, args.json, disk::render)
+    show_and_keep(&disk::run(&job, &print::progress)?, args.no_save, args.json, disk::render)
 }
 
 fn bytes(text: &str) -> Result<Bytes> {
@@ -302,12 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn the_four_benchmarks_are_parsed() {
-        assert!(matches!(parsed(&["link", "--json"]), Ok(BenchCommand::Link { json: true })));
+    fn the_benchmarks_are_parsed() {
+        assert!(matches!(parsed(&["link", "--json"]), Ok(BenchCommand::Link { json: true, no_save: false })));
         let Ok(BenchCommand::Disk(d)) = parsed(&["disk", "--path", "/x", "--seconds", "2"]) else { panic!() };
         assert!(!d.write && d.seconds == 2.0 && d.path == Some(PathBuf::from("/x")));
         assert_eq!(bytes(&d.write_size).unwrap(), Bytes(1_000_000_000));
         assert!(matches!(parsed(&["gemm", "m", "--device", "cpu"]), Ok(BenchCommand::Gemm(_))));
+        let Ok(BenchCommand::Calibrate(c)) = parsed(&["calibrate", "m", "--no-save"]) else { panic!() };
+        assert!(c.model.as_deref() == Some("m") && c.no_save && !c.json);
         let Ok(BenchCommand::Step(s)) = parsed(&["step", "m", "--set", "lora.r=4", "--steps", "5"]) else { panic!() };
         assert_eq!((s.checkpoint.as_deref(), s.steps, s.warmup, s.config.set.len()), (Some("m"), 5, 3, 1));
     }

@@ -64,6 +64,10 @@ pub fn require_driver() -> Result<()> {
 pub struct Choice {
     /// The card as the planner sees it.
     pub gpu: Option<Gpu>,
+    /// Its place in PCI order.
+    pub index: Option<u32>,
+    /// Why this one.
+    pub why: &'static str,
     /// What was assumed, and why a card isn't used.
     pub notes: Vec<String>,
 }
@@ -80,24 +84,74 @@ pub fn choose(
     host_memory: (Bytes, Bytes),
 ) -> Choice {
     let mut notes = Vec::new();
+    let none = |notes| Choice { gpu: None, index: None, why: "", notes };
     let Some(card) = pick(cards, visible, order, &mut notes) else {
-        return Choice { gpu: None, notes };
+        return none(notes);
     };
     let name = card.name.clone().unwrap_or_else(|| "NVIDIA GPU".into());
     if let Some(major) = driver.and_then(|d| d.split('.').next()?.parse::<u32>().ok())
         && major < OLDEST_DRIVER
     {
         notes.push(format!("{name} is not used: driver {major} is older than {OLDEST_DRIVER}"));
-        return Choice { gpu: None, notes };
+        return none(notes);
     }
     if let Some(c) = card.capability
         && c < OLDEST_CAPABILITY
     {
         notes.push(format!("{name} is not used: compute capability {}.{} is below 7.5", c.0, c.1));
-        return Choice { gpu: None, notes };
+        return none(notes);
     }
     let gpu = describe(card, name, driver, host_memory, &mut notes);
-    Choice { gpu: Some(gpu), notes }
+    let discrete = cards.iter().filter(|c| c.total.is_some()).count();
+    let why = match visible {
+        Some(_) => "named by CUDA_VISIBLE_DEVICES",
+        None if cards.len() == 1 => "the only card",
+        None if discrete == 1 && card.total.is_some() => "the only one with memory of its own",
+        None => "the one with the most memory",
+    };
+    Choice { gpu: Some(gpu), index: Some(card.index), why, notes }
+}
+
+/// Least VRAM kept free under Windows.
+const WINDOWS_MARGIN: Bytes = Bytes(512 << 20);
+
+/// Lowers what counts as free under Windows' driver: past it nothing fails, the driver moves memory to the host and every
+/// step crawls. Returns the margin.
+pub fn spare_for_windows(gpu: &mut Gpu) -> Bytes {
+    let margin = WINDOWS_MARGIN.max(Bytes(gpu.vram_total.0 / 20));
+    gpu.vram_free = gpu.vram_free.saturating_sub(margin);
+    gpu.spills = true;
+    margin
+}
+
+/// The variable that caps libtorch's allocator at what is free less the margin, and its value; `None` but under WSL.
+///
+/// Past its memory Windows' driver refuses nothing: only the allocator itself can. It reads the variable when CUDA starts.
+#[must_use]
+pub fn allocator_cap() -> Option<(&'static str, String)> {
+    if !super::host::is_wsl() {
+        return None;
+    }
+    let (driver, cards) = super::nvml::cards()?;
+    let gpu = choose_here(driver.as_deref(), &cards, (Bytes::ZERO, Bytes::ZERO)).gpu.filter(|g| !g.integrated)?;
+    cap_of(gpu).map(|share| ("PYTORCH_CUDA_ALLOC_CONF", format!("per_process_memory_fraction:{share:.4}")))
+}
+
+fn cap_of(mut gpu: Gpu) -> Option<f64> {
+    spare_for_windows(&mut gpu);
+    let share = gpu.vram_free.0 as f64 / gpu.vram_total.0 as f64;
+    (share > 0.0 && share <= 1.0).then_some(share)
+}
+
+/// Where notes on assumed rates begin, by what is assumed.
+pub const ASSUMED: [(&str, &str); 2] = [("link", "link rate assumed"), ("gemm", "GEMM rate assumed")];
+
+/// As [`choose`], by this process's environment.
+#[must_use]
+pub fn choose_here(driver: Option<&str>, cards: &[CardFacts], host_memory: (Bytes, Bytes)) -> Choice {
+    let env = |name: &str| std::env::var(name).ok();
+    let (visible, order) = (env("CUDA_VISIBLE_DEVICES"), env("CUDA_DEVICE_ORDER"));
+    choose(driver, cards, visible.as_deref(), order.as_deref(), host_memory)
 }
 
 fn pick<'a>(
@@ -246,7 +300,7 @@ mod tests {
             assert!(e.to_string().contains("no CUDA driver") && e.to_string().contains("libcuda.so.1"), "{e}");
         }
         let none = choose(None, &[], None, None, HOST);
-        assert_eq!((none.gpu, none.notes), (None, vec![]));
+        assert_eq!((none.gpu, none.notes, none.index), (None, vec![], None));
     }
 
     #[test]
@@ -268,11 +322,35 @@ mod tests {
     #[test]
     fn case_pl_04_a_discrete_card_is_taken_before_a_shared_one() {
         let cards = [card(0, "Shared", None), card(1, "Discrete", Some(8))];
-        assert_eq!(name(&choose(None, &cards, None, None, HOST)), Some("Discrete"));
+        let taken = choose(None, &cards, None, None, HOST);
+        assert_eq!((name(&taken), taken.index), (Some("Discrete"), Some(1)));
+        assert_eq!(taken.why, "the only one with memory of its own");
         let c = choose(None, &cards[..1], None, None, HOST);
         let gpu = c.gpu.unwrap();
         assert!(gpu.integrated && gpu.vram_total == HOST.0 && gpu.vram_free == HOST.1);
         assert!(c.notes.iter().any(|n| n.contains("integrated/shared")));
+    }
+
+    #[test]
+    fn case_pl_06_under_windows_the_budget_is_what_is_free_less_a_margin() {
+        let mut gpu = Gpu { vram_total: Bytes(8_000_000_000), vram_free: Bytes(7_400_000_000), ..Gpu::default() };
+        assert_eq!(spare_for_windows(&mut gpu), Bytes(512 << 20));
+        assert_eq!(gpu.vram_free, Bytes(7_400_000_000 - (512 << 20)), "a plan of 7.6 GB is past it");
+        let again = Gpu { vram_total: Bytes(8_000_000_000), vram_free: Bytes(7_400_000_000), ..Gpu::default() };
+        assert!(cap_of(again).is_some_and(|share| (share - 0.8579).abs() < 1e-4), "the allocator's cap");
+        assert_eq!(cap_of(Gpu::default()), None);
+        assert!(allocator_cap().is_none() || super::super::host::is_wsl());
+        let mut large = Gpu { vram_total: Bytes(80_000_000_000), vram_free: Bytes(1_000_000_000), ..Gpu::default() };
+        assert_eq!((spare_for_windows(&mut large), large.vram_free), (Bytes(4_000_000_000), Bytes::ZERO));
+    }
+
+    #[test]
+    fn assumed_rates_are_noted_by_these_words() {
+        let bare = CardFacts { pcie: None, cores: None, ..card(0, "Card", Some(8)) };
+        for cards in [[card(0, "Card", Some(8))], [bare]] {
+            let c = choose(None, &cards, None, None, HOST);
+            assert!(ASSUMED.iter().all(|(_, words)| c.notes.iter().any(|n| n.starts_with(words))), "{:?}", c.notes);
+        }
     }
 
     #[test]

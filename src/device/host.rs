@@ -3,6 +3,7 @@
 //! Memory is what this process may really use: inside a cgroup with a limit,
 //! `min(host available, limit - current + file cache)`, since the kernel drops file cache before it kills.
 
+use super::roots::{Roots, text};
 use crate::units::Bytes;
 use std::path::{Path, PathBuf};
 
@@ -38,14 +39,34 @@ pub struct SelfIo {
 /// Host memory inside cgroup limits.
 #[must_use]
 pub fn memory() -> Memory {
+    memory_in(&Roots::system())
+}
+
+/// As [`memory`], with the cgroups below `roots`.
+#[must_use]
+pub fn memory_in(roots: &Roots) -> Memory {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = text(&roots.proc.join("self/cgroup")).unwrap_or_default();
     combine(
         Bytes(system.total_memory()),
         Bytes(system.available_memory()),
-        cgroup_limit(Path::new("/sys/fs/cgroup"), &groups),
+        cgroup_limit(&roots.sys.join("fs/cgroup"), &groups),
     )
+}
+
+/// Swap space: all and free. Nothing is planned into it; a machine that swaps is slow.
+#[must_use]
+pub fn swap() -> (Bytes, Bytes) {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    (Bytes(system.total_swap()), Bytes(system.free_swap()))
+}
+
+/// Most of `memory` that may be pinned: under WSL Windows lets half of it be.
+#[must_use]
+pub fn pinnable(memory: &Memory, wsl: bool) -> Bytes {
+    if wsl { memory.available.min(Bytes(memory.total.0 / 2)) } else { memory.available }
 }
 
 /// Usable host memory now; `None` where the system doesn't say.
@@ -109,9 +130,15 @@ fn limit_v2(dir: &Path) -> Option<CgroupLimit> {
 
 fn limit_v1(dir: &Path) -> Option<CgroupLimit> {
     // "No limit" is the largest page-aligned number there.
-    let max = number(&dir.join("memory.limit_in_bytes")).filter(|m| *m < 1 << 62)?;
+    let own = number(&dir.join("memory.limit_in_bytes"))?;
     let current = number(&dir.join("memory.usage_in_bytes"))?;
     let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+    // Limits of groups above, which a container may not see, stand in its own statistics.
+    let above = stat.lines().find_map(|l| l.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok());
+    let max = own.min(above.unwrap_or(u64::MAX));
+    if max >= 1 << 62 {
+        return None;
+    }
     Some(limit(max, current, field(&stat, "total_inactive_file") + field(&stat, "total_active_file")))
 }
 
@@ -172,7 +199,22 @@ fn parse_io(text: &str) -> Option<SelfIo> {
 /// Runs under the Windows Subsystem for Linux, where pinned memory is capped well below free RAM.
 #[must_use]
 pub fn is_wsl() -> bool {
-    std::fs::read_to_string("/proc/version").is_ok_and(|v| v.to_ascii_lowercase().contains("microsoft"))
+    is_wsl_in(&Roots::system())
+}
+
+/// As [`is_wsl`], by the files below `roots`.
+#[must_use]
+pub fn is_wsl_in(roots: &Roots) -> bool {
+    text(&roots.proc.join("version")).is_some_and(|v| v.to_ascii_lowercase().contains("microsoft"))
+}
+
+/// The processor's model name and the threads this process may use.
+#[must_use]
+pub fn cpu() -> (String, u64) {
+    let info = super::roots::text(std::path::Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let name = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':')).map_or("", |(_, n)| n.trim());
+    let name = name.chars().filter(|c| !c.is_control()).take(100).collect();
+    (name, std::thread::available_parallelism().map_or(1, usize::from) as u64)
 }
 
 /// f32 rate of the processor, FLOP/s, from cores × clock × vector width × two fused multiply-adds, halved for what
@@ -247,6 +289,35 @@ mod tests {
         assert_eq!(cgroup_limit(root.path(), "4:cpu,memory:/x\n1:cpu:/").unwrap().usable, Bytes(650));
         write(&root.path().join("memory/x"), &[("memory.limit_in_bytes", "9223372036854771712")]);
         assert_eq!(cgroup_limit(root.path(), "4:memory:/x"), None);
+        // The limit is a group's above, which this container doesn't see.
+        write(
+            &root.path().join("memory/x"),
+            &[("memory.stat", "hierarchical_memory_limit 1800\ntotal_inactive_file 9\n")],
+        );
+        assert_eq!(cgroup_limit(root.path(), "4:memory:/x").unwrap().usable, Bytes(309));
+    }
+
+    #[test]
+    fn case_pl_02_a_machine_shown_as_a_tree_is_limited_by_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots::below(dir.path());
+        assert_eq!(memory_in(&roots).limited_by, "host", "no cgroups are shown");
+        write(&roots.proc.join("self"), &[("cgroup", "0::/job\n")]);
+        write(&roots.sys.join("fs/cgroup/job"), &[("memory.max", "4096000"), ("memory.current", "1000")]);
+        let m = memory_in(&roots);
+        assert_eq!((m.total, m.available, m.limited_by), (Bytes(4_096_000), Bytes(4_095_000), "cgroup"));
+    }
+
+    #[test]
+    fn case_pl_05_under_wsl_half_of_the_memory_may_be_pinned() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots::below(dir.path());
+        assert!(!is_wsl_in(&roots));
+        write(&roots.proc, &[("version", "Linux version 6.6.87.2-microsoft-standard-WSL2\n")]);
+        assert!(is_wsl_in(&roots));
+        let m = Memory { total: Bytes(100), available: Bytes(80), limited_by: "host" };
+        assert_eq!((pinnable(&m, true), pinnable(&m, false)), (Bytes(50), Bytes(80)));
+        assert_eq!(pinnable(&Memory { available: Bytes(20), ..m }, true), Bytes(20));
     }
 
     #[test]

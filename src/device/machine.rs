@@ -65,6 +65,9 @@ pub struct Gpu {
     /// Shares memory with the host.
     #[serde(default)]
     pub integrated: bool,
+    /// Its driver moves what doesn't fit to host memory instead of refusing it (Windows).
+    #[serde(default)]
+    pub spills: bool,
     /// Slowest and fastest host-to-device rate seen in the calibration, bytes per second.
     #[serde(default)]
     pub h2d_spread: Option<[f64; 2]>,

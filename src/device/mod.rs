@@ -1,5 +1,6 @@
 //! The only code that asks hardware: GPU, NVML, host memory, drives, counters.
 
+pub mod calibration;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod disk;
@@ -13,10 +14,14 @@ pub mod machine;
 pub mod nvml;
 #[cfg(feature = "cuda")]
 pub mod nvrtc;
+pub mod pool;
 pub mod probe;
 pub mod profile;
+pub mod roots;
 #[cfg(feature = "torch")]
 pub mod shim;
+pub mod smart;
+pub mod uring;
 
 pub use machine::{Disk, Gpu, Kernels, Machine, Past, Ram};
 

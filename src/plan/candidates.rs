@@ -1,9 +1,10 @@
 //! Other formats to hold a frozen base in, each with a verdict and figures of its own.
 
+use super::fit::{Fit, fit_like};
 use super::fixes;
 use super::time;
 use super::types::{Candidate, Verdict};
-use super::verdict::{Inputs, judge, tier_bytes, writes};
+use super::verdict::{Inputs, judge, judge_fit, tier_bytes, writes};
 use super::wear::wear;
 use crate::units::{Bytes, GB};
 
@@ -13,19 +14,22 @@ pub const NF4: f64 = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
 pub const FP8: f64 = 1.0;
 
 /// Formats that would make the base smaller than it is.
-pub fn lora(x: &Inputs<'_>) -> Vec<Candidate> {
-    [("fp8", FP8), ("nf4", NF4)].into_iter().filter_map(|(name, per)| candidate(x, name, per)).collect()
+///
+/// A base that fits is `like` what is packed: as thrifty, with as long a ring.
+pub fn lora(x: &Inputs<'_>, like: &Fit) -> Vec<Candidate> {
+    [("fp8", FP8), ("nf4", NF4)].into_iter().filter_map(|(name, per)| candidate(x, like, name, per)).collect()
 }
 
 /// The same plan with the blocks packed at `per_weight` bytes a weight.
-fn candidate(x: &Inputs<'_>, format: &str, per_weight: f64) -> Option<Candidate> {
+fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Option<Candidate> {
     let m = x.model.packed(per_weight);
     if m.block_bytes() >= x.model.block_bytes() {
         return None;
     }
     let packing = m.block_bytes();
     let x = &Inputs { model: &m, ..*x };
-    let judged = judge(x);
+    let judged =
+        if like.problems.is_empty() { judge_fit(x, fit_like(like, &m, x.job, x.machine, x.config)) } else { judge(x) };
     let mut problems = judged.problems;
     // Packed blocks lie beside the base they are made from.
     let download = if x.checkpoint.not_here { x.checkpoint.total_bytes() } else { Bytes::ZERO };

@@ -168,6 +168,24 @@ pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
     best.1
 }
 
+/// A fit that keeps blocks off the disk if any does, else any that can be done, without asking which is fastest.
+pub fn possible(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
+    let mut best: Option<Fit> = None;
+    for thrift in thrifts(config, machine.gpu.is_some()) {
+        for slots in ring_lengths(config, m.blocks.len()) {
+            let fit = Room::new(m, job, machine, config, thrift, slots).fit(Pattern::Spread);
+            let can = fit.problems.is_empty();
+            if can && !fit.tiers.contains(&TierName::Disk) {
+                return fit;
+            }
+            if best.as_ref().is_none_or(|b| can && !b.problems.is_empty()) {
+                best = Some(fit);
+            }
+        }
+    }
+    best.expect("there is always one way to try")
+}
+
 /// Ring lengths to try, in blocks: what the config asks for, or up to what its prefetch can use.
 fn ring_lengths(config: &RunConfig, n_blocks: usize) -> Vec<usize> {
     let most = config.stream.ring_slots().clamp(1, n_blocks.max(1));

@@ -2,27 +2,19 @@
 //! hardware; of each kind the smallest amount that suffices, found by bisection.
 
 use super::command;
-use super::fit::{Fit, fit_like};
+use super::fit::possible;
 use super::full;
 use super::shape::Job;
-use super::types::{StreamPlan, Verdict};
-use super::verdict::{Inputs, blockers, judge};
+use super::types::Verdict;
+use super::verdict::{Inputs, reachable};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
 use crate::device::Machine;
 use crate::event::TierName;
 use crate::units::GB;
 
-/// Whether a machine and a config reach the goal.
-type Reaches<'a> = &'a dyn Fn(&Machine, &RunConfig) -> bool;
-
-/// How changes are judged.
-struct Goal<'a> {
-    /// The planner's own answer. It plays steps through to choose among fits, so it isn't cheap.
-    reached: Reaches<'a>,
-    /// Whether any fit would reach it: a necessary condition that costs little, and mostly a sufficient one.
-    possible: Reaches<'a>,
-}
+/// What changes are tried on: answers the verdict of a machine and a config; `None` where no plan can be made.
+type Judge<'a> = &'a dyn Fn(&Machine, &RunConfig) -> Option<Verdict>;
 
 /// A change in words, and the command that makes it where it is one of settings.
 pub type Fix = (Option<String>, Option<String>);
@@ -34,67 +26,38 @@ const LENGTH_STEP: usize = 64;
 
 /// The nearest change for a LoRA plan with `verdict`.
 pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
-    let to = match verdict {
+    let judged = |machine: &Machine, config: &RunConfig| {
+        let job = Job::of(config, x.checkpoint).ok()?;
+        Some(reachable(&Inputs { machine, config, job: &job, ..*x }))
+    };
+    let goal = match verdict {
         Verdict::Ram => return (None, None),
         Verdict::Infeasible => Verdict::LoraDisk,
         _ => Verdict::Ram,
     };
-    let reached = |machine: &Machine, config: &RunConfig| {
-        let Ok(job) = Job::of(config, x.checkpoint) else { return false };
-        judge(&Inputs { machine, config, job: &job, ..*x }).verdict <= to
-    };
-    let possible = |machine: &Machine, config: &RunConfig| {
-        let Ok(job) = Job::of(config, x.checkpoint) else { return false };
-        let streams = machine.disk.refuses_streaming(config.stream.allow_hdd).is_none() && to != Verdict::Ram;
-        let fits = |like: &Fit| {
-            let f = fit_like(like, x.model, &job, machine, config);
-            f.problems.is_empty() && (streams || !f.tiers.contains(&TierName::Disk))
-        };
-        blockers(&Inputs { machine, config, job: &job, ..*x }).is_empty()
-            && least_demanding(config, machine.gpu.is_some()).iter().any(fits)
-    };
-    let goal = Goal { reached: &reached, possible: &possible };
-    let edits = if to == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
-    if let Some((words, config)) = first_setting(x, edits, &goal) {
-        let to = if to == Verdict::Ram { " to keep every block in memory" } else { "" };
-        let command = command::command(&config, &x.checkpoint.name, "lora");
-        return (Some(format!("set {words}{to}")), Some(command));
+    let reaches = |m: &Machine, c: &RunConfig| judged(m, c).is_some_and(|v| v <= goal);
+    let edits = if goal == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
+    if let Some((words, config)) = first_setting(x, edits, &reaches) {
+        let to = if goal == Verdict::Ram { " to keep every block in memory" } else { "" };
+        return (Some(format!("set {words}{to}")), Some(command::command(&config, &x.checkpoint.name, "lora")));
     }
-    let to = if to == Verdict::Ram { " would keep every block in memory" } else { " would do" };
-    (hardware(x, &goal).map(|more| format!("{more}{to}")), None)
-}
-
-/// The fits that ask least of the device: every way to spare its memory that the config leaves open, with the shortest
-/// ring.
-fn least_demanding(config: &RunConfig, on_device: bool) -> Vec<Fit> {
-    let s = &config.stream;
-    let choices = |value: &str, always: &str| match value {
-        "auto" if on_device => vec![false, true],
-        "auto" => vec![false],
-        v => vec![v == always],
-    };
-    let mut all = Vec::new();
-    for head in choices(&s.head, "stream") {
-        for offload in choices(&s.activation_offload, "on") {
-            let head = head.then_some(TierName::Ram);
-            let stream = StreamPlan { head, offload, mlp_chunk: s.mlp_chunk, ..StreamPlan::default() };
-            all.push(Fit { slots: s.slots.max(1), stream, ..Fit::default() });
-        }
-    }
-    all
+    let more = hardware(x, &judged, goal);
+    let to = if goal == Verdict::Ram { " would keep every block in memory" } else { " would do" };
+    (more.map(|m| format!("{m}{to}")), None)
 }
 
 /// The nearest change for full finetuning that is infeasible: LoRA if that can be done, and what full would take.
 pub fn full(x: &Inputs<'_>, lora: Verdict, eight_bit: Verdict) -> Fix {
-    let reached = |machine: &Machine, config: &RunConfig| {
-        let Ok(job) = Job::of(config, x.checkpoint) else { return false };
-        full::verdict(&Inputs { machine, config, job: &job, ..*x }, full::State::Fp32) <= Verdict::FullFtDisk
+    let judged = |machine: &Machine, config: &RunConfig| {
+        let job = Job::of(config, x.checkpoint).ok()?;
+        Some(full::verdict(&Inputs { machine, config, job: &job, ..*x }, full::State::Fp32))
     };
-    let goal = Goal { reached: &reached, possible: &reached };
-    let for_full = match first_setting(x, settings(x.config), &goal) {
+    let goal = Verdict::FullFtDisk;
+    let reaches = |m: &Machine, c: &RunConfig| judged(m, c).is_some_and(|v| v <= goal);
+    let for_full = match first_setting(x, settings(x.config), &reaches) {
         Some((words, _)) => Some(format!("set {words}")),
-        None if eight_bit <= Verdict::FullFtDisk => Some("8-bit moments".into()),
-        None => hardware(x, &goal),
+        None if eight_bit <= goal => Some("8-bit moments".into()),
+        None => hardware(x, &judged, goal),
     };
     if lora == Verdict::Infeasible {
         return (for_full, None);
@@ -127,25 +90,25 @@ enum Try {
 }
 
 /// The first of `tries` that reaches the goal, in words, and the config with it.
-fn first_setting(x: &Inputs<'_>, tries: Vec<Try>, goal: &Goal<'_>) -> Option<(String, RunConfig)> {
+fn first_setting(
+    x: &Inputs<'_>,
+    tries: Vec<Try>,
+    reaches: &dyn Fn(&Machine, &RunConfig) -> bool,
+) -> Option<(String, RunConfig)> {
     let with = |edits: &[Setting]| {
         let mut config = x.config.clone();
         edits.iter().for_each(|e| (e.apply)(&mut config));
         config
     };
-    let possible = |edits: &[Setting]| (goal.possible)(x.machine, &with(edits));
-    let reached = |edits: &[Setting]| possible(edits) && (goal.reached)(x.machine, &with(edits));
     for one in tries {
         let edits = match one {
-            Try::These(edits) => reached(&edits).then_some(edits),
-            Try::Least(list) => {
-                if !list.last().is_some_and(|last| possible(last)) {
-                    continue;
-                }
-                let from = list.partition_point(|edits| !possible(edits));
-                // Where the planner prefers another fit, a little more has to be given up.
-                let mut rest = list.into_iter().skip(from);
-                rest.by_ref().take(MOST_MORE).find(|edits| reached(edits))
+            Try::These(edits) => reaches(x.machine, &with(&edits)).then_some(edits),
+            Try::Least(mut list) => {
+                let works = list.last().is_some_and(|last| reaches(x.machine, &with(last)));
+                works.then(|| {
+                    let at = list.partition_point(|edits| !reaches(x.machine, &with(edits)));
+                    list.swap_remove(at.min(list.len() - 1))
+                })
             }
         };
         if let Some(edits) = edits {
@@ -248,21 +211,13 @@ impl Axis {
     }
 
     /// The least amount that works; 0 where none is needed. `most` works.
-    fn least(self, m: &Machine, works: impl Fn(u64) -> bool) -> Option<u64> {
+    fn least(self, m: &Machine, guess: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
         if works(0) {
             return Some(0);
         }
         match self {
             Axis::Card => CARDS.into_iter().find(|c| works(*c)),
-            _ => least(self.most(m), works),
-        }
-    }
-
-    /// `from` and what comes after it.
-    fn next(self, m: &Machine, from: u64) -> Box<dyn Iterator<Item = u64>> {
-        match self {
-            Axis::Card => Box::new(CARDS.into_iter().filter(move |c| *c >= from)),
-            _ => Box::new(from.max(1)..=self.most(m)),
+            _ => least(self.most(m), guess, works),
         }
     }
 
@@ -288,63 +243,78 @@ impl Axis {
     }
 }
 
-/// The least hardware that reaches the goal: of what suffices alone the smallest in proportion, else the least of each.
-fn hardware(x: &Inputs<'_>, goal: &Goal<'_>) -> Option<String> {
+/// The least hardware that reaches `goal`: of what suffices alone the smallest in proportion, else the least of each.
+fn hardware(x: &Inputs<'_>, judged: Judge<'_>, goal: Verdict) -> Option<String> {
     const AXES: [Axis; 4] = [Axis::Ram, Axis::Card, Axis::Disk, Axis::Endurance];
     let m = x.machine;
     let axes: Vec<Axis> = AXES.into_iter().filter(|a| a.most(m) > 0).collect();
-    let with = |amounts: &[(Axis, u64)]| {
+    let reaches = |amounts: &[(Axis, u64)]| {
         let mut machine = m.clone();
         amounts.iter().filter(|(_, n)| *n > 0).for_each(|(a, n)| a.edit(m, *n).change(&mut machine));
-        machine
+        judged(&machine, x.config).is_some_and(|v| v <= goal)
     };
-    let possible = |amounts: &[(Axis, u64)]| (goal.possible)(&with(amounts), x.config);
-    let reached = |amounts: &[(Axis, u64)]| (goal.reached)(&with(amounts), x.config);
+    // Blocks on disk in host memory, of which a share may be pinned: where the search for RAM begins.
+    let tiers = possible(x.model, x.job, x.machine, x.config).tiers;
+    let on_disk = tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk);
+    let missing: u64 = on_disk.map(|(_, b)| b.host.0).sum();
+    let share = m.ram.pinnable.0.min(m.ram.total.0).max(1) as f64 / m.ram.total.0.max(1) as f64;
+    let guess = (missing as f64 / share / GB as f64) as u64;
     let alone = axes.iter().filter_map(|a| {
-        let from = if possible(&[(*a, a.most(m))]) { a.least(m, |n| possible(&[(*a, n)]))? } else { return None };
-        // Mostly the planner agrees at once; where it prefers another fit, a little more is needed.
-        let n = a.next(m, from).take(MOST_MORE).find(|n| reached(&[(*a, *n)]))?;
+        let works = reaches(&[(*a, a.most(m))]);
+        let n = if works { a.least(m, guess, |n| reaches(&[(*a, n)]))? } else { return None };
         Some((a.grown(m, n), a.words(n)))
     });
     if let Some((_, words)) = alone.min_by(|a, b| a.0.total_cmp(&b.0)) {
         return Some(words);
     }
     let mut amounts: Vec<(Axis, u64)> = axes.iter().map(|a| (*a, a.most(m))).collect();
-    if !possible(&amounts) {
+    if !reaches(&amounts) {
         return None;
     }
     for i in 0..amounts.len() {
-        let n = amounts[i].0.least(m, |n| {
+        let with = |n: u64| {
             let mut all = amounts.clone();
             all[i].1 = n;
-            possible(&all)
-        })?;
+            reaches(&all)
+        };
+        let n = amounts[i].0.least(m, guess, with)?;
         amounts[i].1 = n;
     }
     let words: Vec<String> = amounts.iter().filter(|(_, n)| *n > 0).map(|(a, n)| a.words(*n)).collect();
-    reached(&amounts).then(|| words.join(" and "))
+    Some(words.join(" and "))
 }
-
-/// Steps past what is possible at which the planner is asked.
-const MOST_MORE: usize = 8;
 
 /// Nothing more than this is worth telling, GB of memory or space.
 const MOST_GB: u64 = 8192;
 /// The same for a drive's rating, TB.
 const MOST_TB: u64 = 100_000;
 
-/// The least whole number from 1 to `most` that `works`; more never works worse.
-fn least(most: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
-    let mut high = 1;
-    while high < most && !works(high) {
-        high *= 2;
+/// The least whole number from 1 to `most` that `works`, where `most` does; more never works worse. The search widens
+/// from `guess`.
+fn least(most: u64, guess: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (0, most);
+    let (mut at, mut step) = (guess.clamp(1, most.max(1)), 1);
+    let mut found = works(at);
+    let down = found;
+    loop {
+        if found {
+            high = at
+        } else {
+            low = at
+        }
+        if low + 1 >= high || found != down {
+            break;
+        }
+        at = if down { at.saturating_sub(step).max(1) } else { (at + step).min(most) };
+        step *= 2;
+        found = works(at);
     }
-    let (mut low, mut high) = (high / 2, high.min(most));
     while low + 1 < high {
         let middle = low + (high - low) / 2;
         if works(middle) { high = middle } else { low = middle }
     }
-    works(high).then_some(high)
+    // `most` itself was promised, not tried.
+    (high < most || works(high)).then_some(high)
 }
 
 #[cfg(test)]
@@ -354,8 +324,10 @@ mod tests {
     #[test]
     fn the_least_amount_is_found_exactly() {
         for want in [1, 2, 3, 24, 36, 63, 64, 65, 1000, MOST_GB] {
-            assert_eq!(least(MOST_GB, |gb| gb >= want), Some(want));
+            for guess in [0, 1, 24, 100, want, want + 1, MOST_GB, u64::MAX] {
+                assert_eq!(least(MOST_GB, guess, |gb| gb >= want), Some(want), "from {guess}");
+            }
         }
-        assert_eq!(least(MOST_GB, |_| false), None);
+        assert_eq!(least(MOST_GB, 5, |_| false), None);
     }
 }

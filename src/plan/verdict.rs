@@ -1,7 +1,7 @@
 //! The verdict on LoRA: tiers, bytes, seconds, reasons, wear.
 
 use super::cost::{Loads, loads};
-use super::fit::{Fit, fit};
+use super::fit::{Fit, fit, possible};
 use super::memory::{self, Terms};
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
@@ -38,9 +38,18 @@ pub struct Judged {
     pub verdict: Verdict,
 }
 
-/// Judges LoRA.
+/// Judges LoRA by the best fit.
 pub fn judge(x: &Inputs<'_>) -> Judged {
-    let fit = fit(x.model, x.job, x.machine, x.config);
+    judge_fit(x, fit(x.model, x.job, x.machine, x.config))
+}
+
+/// The verdict alone: whether some fit has it, not which is fastest.
+pub fn reachable(x: &Inputs<'_>) -> Verdict {
+    judge_fit(x, possible(x.model, x.job, x.machine, x.config)).verdict
+}
+
+/// Judges LoRA by `fit`.
+pub fn judge_fit(x: &Inputs<'_>, fit: Fit) -> Judged {
     let mut problems = blockers(x);
     problems.extend(fit.problems.iter().cloned());
     let on_disk = fit.tiers.contains(&TierName::Disk);
@@ -67,6 +76,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let (fix, fix_command) = fixes::lora(x, verdict);
     let fix_command = fix_command.filter(|_| x.checkpoint.plan_only.is_none());
     let resident = fit.tiers.iter().filter(|t| **t == TierName::Vram).count();
+    let candidates = candidates::lora(x, &fit);
     ModePlan {
         verdict,
         reasons,
@@ -85,7 +95,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         host: fit.host,
         space: space(x),
         wear: wear(writes(x), &x.machine.disk, x.config),
-        candidates: candidates::lora(x),
+        candidates,
         command: if infeasible || x.checkpoint.plan_only.is_some() {
             String::new()
         } else {

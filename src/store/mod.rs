@@ -5,6 +5,7 @@
 
 pub mod layout;
 pub mod memory;
+pub mod rate;
 pub mod reader;
 
 pub use layout::{Chunk, Piece, SegmentLayout, Span};

@@ -9,6 +9,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod lane;
+mod pinning;
 mod ring;
 mod setup;
 mod streamer;

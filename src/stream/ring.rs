@@ -45,6 +45,11 @@ impl Ring {
         &mut self.memory
     }
 
+    /// It can't be made smaller.
+    pub(super) fn at_least(&self) -> bool {
+        self.idle.len() + self.copying.len() <= 2
+    }
+
     pub(super) fn at(&self, buffer: usize) -> *mut u8 {
         self.memory.at(buffer as u64 * self.stride)
     }

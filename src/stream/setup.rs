@@ -3,6 +3,7 @@
 use super::boundaries::Boundaries;
 use super::cpu::CpuLane;
 use super::lane::Lane;
+use super::pinning::{self, Pin, Pinned};
 use super::ring::{Ring, chunk_limit};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::config::StreamSection;
@@ -117,6 +118,8 @@ pub(super) struct Parts {
     pub ram_at: Vec<u64>,
     pub ring: Ring,
     pub pinned: bool,
+    /// What of the pinning is not as planned.
+    pub note: Option<String>,
 }
 
 impl StreamSetup {
@@ -197,11 +200,18 @@ impl StreamSetup {
         }
         let ring_bytes = if tiers.iter().all(|t| *t == TierName::Ram) { 0 } else { self.ring_bytes };
         let mut ram = HostMemory::new(ram_len)?;
-        let mut ring = Ring::new(ring_bytes, chunk_limit(self.ring_bytes))?;
-        let pinned = self.pin(&mut [&mut ram, ring.memory()])?;
+        #[cfg(feature = "cuda")]
+        let mut gpu = self.gpu.clone();
+        #[cfg(feature = "cuda")]
+        let pinner = gpu.as_mut().map(|g| g as &mut dyn Pin);
+        #[cfg(not(feature = "cuda"))]
+        let pinner: Option<&mut dyn Pin> = None;
+        let limit = chunk_limit(self.ring_bytes);
+        let pinned = pinning::pin((&mut ram, ram_len), ring_bytes, limit, self.allow_pageable, pinner)?;
+        let Pinned { mut ring, pinned, note } = pinned;
         reader.register(ring.memory())?;
         self.load(&layouts, &tiers, &ram, &ram_at, reader, &mut |done| progress(done, ram_len.max(1)))?;
-        Ok(Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned })
+        Ok(Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned, note })
     }
 
     /// Whether the rings hold what a visit takes at once.
@@ -215,23 +225,6 @@ impl StreamSetup {
             )));
         }
         Ok(())
-    }
-
-    #[cfg_attr(not(feature = "cuda"), expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "no GPU"))]
-    fn pin(&self, memories: &mut [&mut HostMemory]) -> Result<bool> {
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = &self.gpu {
-            for m in memories {
-                match m.pin(gpu) {
-                    Ok(()) => {}
-                    Err(_) if self.allow_pageable => return Ok(false),
-                    Err(e) => return Err(e),
-                }
-            }
-            return Ok(true);
-        }
-        let _ = memories;
-        Ok(false)
     }
 
     /// Fills the RAM tier.

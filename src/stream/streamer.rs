@@ -78,6 +78,7 @@ pub struct Streamer {
     peak: usize,
     history: Vec<(usize, usize)>,
     pinned: bool,
+    pin_note: Option<String>,
     trace: Trace,
 }
 
@@ -92,7 +93,7 @@ impl Streamer {
         setup: &StreamSetup,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Streamer> {
-        let Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned } =
+        let Parts { layouts, tiers, slots, lane, ram, ram_at, ring, pinned, note } =
             setup.build(checkpoint, &reader, progress)?;
         let n_slots = slots.classes().len();
         Ok(Streamer {
@@ -119,6 +120,7 @@ impl Streamer {
             peak: 0,
             history: Vec::new(),
             pinned,
+            pin_note: note,
             trace: Trace::default(),
         })
     }
@@ -419,6 +421,12 @@ impl Streamer {
             residency_peak: peak,
             history: std::mem::take(&mut self.history),
         })
+    }
+
+    /// What of the pinning is not as planned, and what it costs.
+    #[must_use]
+    pub fn pin_note(&self) -> Option<&str> {
+        self.pin_note.as_deref()
     }
 
     /// Whether all host memory that feeds copies is pinned (always false on CPU).

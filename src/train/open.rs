@@ -82,8 +82,8 @@ impl<'a> Run<'a> {
         let mut stage = Stages { sink: sink.as_ref(), last: 0 };
         let streamer =
             Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
-        if device.is_cuda() && !streamer.is_pinned() {
-            notice(&sink, Level::Warn, "host memory is pageable: copies are slower than planned".into());
+        if let Some(note) = streamer.pin_note() {
+            notice(&sink, Level::Warn, note.into());
         }
         notice(&sink, Level::Info, format!("weights are read by {}", streamer.reader().describe()));
         let with_head = plan.stream.head.is_none();

@@ -31,6 +31,8 @@ impl App {
             A::Filter => self.start_filter(),
             A::Edit => self.edit_setting(),
             A::OpenPath => self.overlay = Some(Overlay::Prompt(Prompt::open_path(&self.config.model.path))),
+            A::Hub => self.overlay = Some(Overlay::Prompt(Prompt::hub())),
+            A::Download => return self.look_into_download(),
             A::Mode => return self.toggle_mode(),
             A::WhatIf => self.plan.what_if.select_next(),
             A::More => return self.what_if(1),
@@ -94,7 +96,7 @@ impl App {
                 let Some(entry) = self.models.list.selected() else {
                     return Vec::new();
                 };
-                if let Some(problem) = entry.problem.clone() {
+                if let Some(problem) = entry.problem.clone().filter(|_| entry.n_blocks == 0) {
                     self.message("This checkpoint can't be used", &problem);
                     return Vec::new();
                 }
@@ -314,6 +316,9 @@ impl App {
             Answer::Quit(choice) => self.quit_with(choice),
             Answer::Act(action) => self.act(action),
             Answer::OpenModel(path) => self.choose_model(&path),
+            Answer::HubModel(id) => self.fetch_headers(&id),
+            Answer::Download => self.start_download(),
+            Answer::CancelFetch => self.cancel_fetch(),
             Answer::Line(line) => self.command_line(&line),
         }
     }

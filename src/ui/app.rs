@@ -2,13 +2,14 @@
 //!
 //! It never sees a terminal, a file or a thread: the terminal loop and the script drive the same reducer.
 
+use super::fetch::FetchView;
 use super::keys::{Action, lookup, notation};
 use super::overlay::{Overlay, QuitChoice, QuitDialog};
-use super::run::{Drive, RunView, Source};
+use super::run::{Drive, RunView, Source, Spill};
 use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
 use super::theme::Theme;
 use crate::config::RunConfig;
-use crate::engine::{ModelEntry, RunEntry};
+use crate::engine::{Fetched, ModelEntry, RunEntry};
 use crate::error::ExitCode;
 use crate::event::{Command, Event, EventKind, Level, RunFinished, RunStatus};
 use crate::plan::PlanReport;
@@ -92,6 +93,10 @@ pub enum Msg {
     Reports(Vec<(PathBuf, Result<serde_json::Value, String>)>),
     /// Answer to [`Effect::Export`].
     Exported(Result<PathBuf, String>),
+    /// What a fetch from the hub has said.
+    Fetched(Vec<Fetched>),
+    /// A fetch could not begin.
+    FetchRefused(String),
     /// Something for the status bar.
     Say(Level, String),
     /// Go to a screen, as `open` does.
@@ -121,6 +126,14 @@ pub enum Effect {
     LoadRuns,
     /// Read these reports.
     LoadReports(Vec<PathBuf>),
+    /// Fetch the headers of a model on the hub.
+    FetchHeaders(String),
+    /// Ask what a download of a model takes.
+    Survey(String),
+    /// Begin the download that was asked about.
+    Download,
+    /// Stop what is being fetched.
+    CancelFetch,
     /// Export a run.
     Export(PathBuf, String),
     /// Write the screen as text.
@@ -156,6 +169,8 @@ pub struct App {
     pub panes: RunPanes,
     /// Earlier runs.
     pub runs: RunsScreen,
+    /// What is being fetched from the hub.
+    pub fetch: FetchView,
     /// Telemetry dropped.
     pub dropped: u64,
     /// Terminal size, columns and rows.
@@ -194,6 +209,7 @@ impl App {
             run: RunView::default(),
             panes: RunPanes::default(),
             runs: RunsScreen::default(),
+            fetch: FetchView::default(),
             dropped: 0,
             size: (0, 0),
             now: 0.0,
@@ -237,7 +253,10 @@ impl App {
                     self.run.log.push(at, Level::Warn, Source::Library, &line);
                 }
             }
-            Msg::Models(list) => self.models.list.replace(list),
+            Msg::Models(list) => {
+                self.models.list.replace(list);
+                self.select_fetched();
+            }
             Msg::Planned(Ok(plan)) => self.plan.set(Ok(*plan)),
             Msg::Planned(Err(e)) => self.plan.set(Err(e)),
             Msg::StartAccepted => {
@@ -252,6 +271,8 @@ impl App {
             Msg::Reports(reports) => self.show_reports(reports),
             Msg::Exported(Ok(path)) => self.say(Level::Info, format!("written: {}", path.display())),
             Msg::Exported(Err(e)) => self.message("The export failed", &e),
+            Msg::Fetched(said) => return self.fetched(said),
+            Msg::FetchRefused(why) => self.fetch_failed(&why),
             Msg::Say(level, text) => self.say(level, text),
             Msg::Open(screen) => return self.open(screen),
             Msg::Set(key, value) => return self.set(&key, &value),
@@ -320,6 +341,8 @@ impl App {
         let mut effects = Vec::new();
         for event in events {
             if matches!(event.kind, EventKind::Started(_)) {
+                let card = self.plan.report().and_then(|p| p.machine.gpu.as_ref()).filter(|g| !g.integrated);
+                self.run.spill = card.map(|g| Spill::of(g.vram_total, g.spills)).unwrap_or_default();
                 self.run.drive = self.plan.report().map(|p| Drive::planned(p.machine.disk.read)).unwrap_or_default();
             }
             self.run.apply(event, self.config.train.eval_steps);

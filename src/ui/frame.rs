@@ -144,6 +144,7 @@ fn useful(app: &App, action: Action) -> bool {
         Action::PauseResume | Action::SaveNow | Action::Stop => app.busy(),
         Action::Confirm if app.screen == Screen::Run => app.run.finished.is_some(),
         Action::Start => !app.busy(),
+        Action::Download => app.fetch.downloading().is_some() || app.models.list.selected().is_some_and(|m| m.not_here),
         _ => true,
     }
 }
@@ -164,6 +165,7 @@ fn mode(app: &App) -> &'static str {
         Some(Overlay::Help { .. }) => "HELP",
         Some(Overlay::Palette(_)) => "COMMAND",
         Some(Overlay::Prompt(_)) => "OPEN",
+        Some(Overlay::Download) => "DOWNLOAD",
         Some(Overlay::Message { .. }) => "READ",
         Some(Overlay::Report { .. }) => "REPORT",
         None if app.models.list.filtering() && app.screen == Screen::Models => "FILTER",
@@ -221,7 +223,7 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
 }
 
 /// A box of `width` × `height` in the middle of `area`, cleared.
-fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), title: &str) -> Rect {
+pub(super) fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), title: &str) -> Rect {
     let (width, height) = (size.0.min(area.width), size.1.min(area.height));
     let at = Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
     frame.render_widget(Clear, at);
@@ -294,6 +296,7 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
             let inner = popup(app, frame, area, (64, 3), p.title);
             p.input.draw(frame, inner);
         }
+        Overlay::Download => screens::download::draw(app, frame, area),
         Overlay::Message { title, text, scroll } => {
             let width = 70.min(area.width);
             let body = wrap(text, width.saturating_sub(2).into());

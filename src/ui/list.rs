@@ -58,6 +58,11 @@ impl<T> List<T> {
     pub fn selected(&self) -> Option<&T> {
         self.shown().nth(self.selected)
     }
+    /// Selects the first shown row that is wanted, if there is one.
+    pub fn select(&mut self, wanted: impl Fn(&T) -> bool) {
+        let at = self.shown().position(wanted);
+        self.selected = at.unwrap_or(self.selected);
+    }
     /// Moves the selection.
     pub fn step(&mut self, by: isize) {
         self.selected = self.selected.saturating_add_signed(by);

@@ -2,9 +2,8 @@
 //!
 //! Keys are read on a thread of their own and arrive by a bounded channel. The loop draws only when something changed.
 
-use super::app::Msg;
+use super::app::{App, Msg};
 use super::noise::Noise;
-use super::run::RunView;
 use super::session::{Request, Session};
 use super::term::{self, Screen};
 use super::theme::Theme;
@@ -60,15 +59,18 @@ pub fn run(services: &mut dyn Services, options: UiOptions) -> Result<ExitCode> 
     let code = runtime.block_on(watch(&mut session, &mut screen, &options.results));
     drop(screen);
     // A terminal that is gone can't be told, and the run's folder says the same.
-    let _ = std::io::stderr().write_all(farewell(&session.app.run).as_bytes());
+    let _ = std::io::stderr().write_all(farewell(&session.app).as_bytes());
     code
 }
 
 /// What is said once the screen is gone.
-fn farewell(run: &RunView) -> String {
+fn farewell(app: &App) -> String {
+    let run = &app.run;
     let report = run.started.as_ref().filter(|_| run.finished.is_some());
     let report = report.map(|s| format!("report: {}", s.run_dir.join("report.json").display()));
-    run.ending().into_iter().chain(report).map(|line| line + "\n").collect()
+    let stopped = app.fetch.downloading();
+    let stopped = stopped.map(|model| format!("the download stopped; go on with: blockstream-tui download {model}"));
+    run.ending().into_iter().chain(report).chain(stopped).map(|line| line + "\n").collect()
 }
 
 /// Signals that reach the screen as messages.
@@ -141,7 +143,8 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
                 let noise = screen.noise();
                 // While a run is on, its countdown moves once a second even if the trainer is silent.
                 let moved = session.app.busy() && now as u64 != second;
-                dirty = !events.is_empty() || !noise.is_empty() || moved || had_flash != session.app.flash.is_some();
+                let fetched = session.app.fetch.take_changed();
+                dirty = fetched || !events.is_empty() || !noise.is_empty() || moved || had_flash != session.app.flash.is_some();
                 if moved {
                     second = now as u64;
                 }

@@ -5,6 +5,7 @@
 mod actions;
 pub mod app;
 mod ascii;
+pub mod fetch;
 pub mod form;
 pub mod frame;
 mod fuzzy;

@@ -25,6 +25,8 @@ pub enum Overlay {
     Palette(Palette),
     /// Asks for a line of text.
     Prompt(Prompt),
+    /// What a download takes, or how far it is; the state is the workbench's.
+    Download,
     /// Something to read.
     Message {
         /// Its title.
@@ -57,6 +59,12 @@ pub(super) enum Answer {
     Line(String),
     /// The prompt got a checkpoint.
     OpenModel(String),
+    /// The prompt got a model on the hub.
+    HubModel(String),
+    /// The download dialog was told to begin.
+    Download,
+    /// The download dialog was told to cancel.
+    CancelFetch,
 }
 
 /// Answers of the quit dialog.
@@ -104,6 +112,8 @@ pub struct Prompt {
     pub title: &'static str,
     /// What is typed.
     pub input: Input,
+    /// What the line becomes.
+    answer: fn(String) -> Answer,
 }
 
 impl Palette {
@@ -128,7 +138,12 @@ impl Palette {
 
 impl Prompt {
     pub(super) fn open_path(now: &str) -> Prompt {
-        Prompt { title: "Model folder or hub id", input: Input::new(now) }
+        Prompt { title: "Model folder or hub id", input: Input::new(now), answer: Answer::OpenModel }
+    }
+
+    pub(super) fn hub() -> Prompt {
+        let title = "Model on the hub: owner/name or owner/name@revision";
+        Prompt { title, input: Input::new(""), answer: Answer::HubModel }
     }
 }
 
@@ -195,11 +210,17 @@ impl Overlay {
             Overlay::Prompt(p) => match name.as_str() {
                 "<ret>" if pressed => {
                     let text = p.input.text().trim().to_owned();
-                    return if text.is_empty() { Answer::Close } else { Answer::OpenModel(text) };
+                    return if text.is_empty() { Answer::Close } else { (p.answer)(text) };
                 }
                 _ => {
                     p.input.key(key);
                 }
+            },
+            Overlay::Download => match name.as_str() {
+                "<ret>" | "d" if pressed => return Answer::Download,
+                "c" if pressed => return Answer::CancelFetch,
+                "q" if pressed => return Answer::Close,
+                _ => {}
             },
             Overlay::Message { scroll, .. } | Overlay::Report { scroll, .. } => match name.as_str() {
                 "j" | "<down>" => *scroll = scroll.saturating_add(1),

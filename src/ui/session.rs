@@ -64,6 +64,10 @@ impl<'a> Session<'a> {
         if !events.is_empty() {
             self.send(Msg::Events(events.clone()));
         }
+        let fetched = self.services.fetched();
+        if !fetched.is_empty() {
+            self.send(Msg::Fetched(fetched));
+        }
         events
     }
 
@@ -96,6 +100,13 @@ impl<'a> Session<'a> {
                     let answer = Msg::Exported(result.as_ref().map(Clone::clone).map_err(ToString::to_string));
                     self.exported = Some(result);
                     Some(answer)
+                }
+                Effect::FetchHeaders(id) => refused(self.services.fetch_headers(&id)),
+                Effect::Survey(id) => refused(self.services.survey(&id)),
+                Effect::Download => refused(self.services.download()),
+                Effect::CancelFetch => {
+                    self.services.cancel_fetch();
+                    None
                 }
                 Effect::SaveScreen => self.ask(Request::SaveScreen),
                 Effect::Suspend => self.ask(Request::Suspend),
@@ -148,4 +159,9 @@ impl<'a> Session<'a> {
     pub fn report(&mut self, run_dir: &std::path::Path) -> Result<serde_json::Value, Error> {
         self.services.report(run_dir)
     }
+}
+
+/// The message for a fetch that did not begin.
+fn refused(begun: Result<(), Error>) -> Option<Msg> {
+    begun.err().map(|e| Msg::FetchRefused(e.to_string()))
 }

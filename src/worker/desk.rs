@@ -1,12 +1,13 @@
 //! The desk: what the screen and the script ask for, answered by the rooms below it.
 
+use super::fetch::Fetch;
 use super::gauges::{GaugeSource, with_drive};
 use super::handle::RunHandle;
 use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::RunConfig;
 use crate::device::{self, Machine};
-use crate::engine::{Engine, Job, ModelEntry, RunEntry, Services};
+use crate::engine::{Engine, Fetched, Job, ModelEntry, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind};
 use crate::plan::{self, ModePlan, PlanReport, Verdict};
@@ -42,13 +43,14 @@ pub struct Desk {
     run: Option<RunHandle>,
     /// Runs of a results folder as last listed: a plan at every key press must not read every report.
     listed: Option<(PathBuf, Vec<RunEntry>)>,
+    fetch: Fetch,
 }
 
 impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk { options, opened: None, measured: None, run: None, listed: None }
+        Desk { options, opened: None, measured: None, run: None, listed: None, fetch: Fetch::default() }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
@@ -165,6 +167,7 @@ impl Services for Desk {
         }
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
+        self.checkpoint(config)?.runnable()?;
         let env = (self.options.env)(config, &plan.machine);
         // The Runs screen lists what this run goes into.
         self.options.results = self.results(config);
@@ -216,6 +219,31 @@ impl Services for Desk {
 
     fn export(&mut self, run_dir: &Path, kind: &str) -> Result<PathBuf> {
         crate::export::export(run_dir, kind)
+    }
+
+    fn fetch_headers(&mut self, id: &str) -> Result<()> {
+        self.fetch.headers(id)
+    }
+
+    fn survey(&mut self, id: &str) -> Result<()> {
+        self.fetch.survey(id)
+    }
+
+    fn download(&mut self) -> Result<()> {
+        self.fetch.download()
+    }
+
+    fn cancel_fetch(&mut self) {
+        self.fetch.cancel();
+    }
+
+    fn fetched(&mut self) -> Vec<Fetched> {
+        let said = self.fetch.poll();
+        if said.iter().any(|f| matches!(f, Fetched::Headers(_) | Fetched::Model(_))) {
+            // The same name may now mean another folder.
+            self.opened = None;
+        }
+        said
     }
 }
 

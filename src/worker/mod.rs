@@ -6,6 +6,7 @@
 
 pub mod desk;
 pub mod fake;
+pub mod fetch;
 mod gauges;
 pub mod handle;
 pub mod hub;

@@ -45,7 +45,10 @@ mod calls {
     use std::process::{Command, Output};
 
     fn bench(args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_blockstream-tui")).arg("bench").args(args).output().unwrap()
+        let program = env!("CARGO_BIN_EXE_blockstream-tui");
+        // What is kept is kept here, not for the user's own plans.
+        let state = env!("CARGO_TARGET_TMPDIR");
+        Command::new(program).arg("bench").args(args).env("XDG_STATE_HOME", state).output().unwrap()
     }
 
     fn json_of(out: &Output) -> Value {
@@ -97,6 +100,7 @@ mod calls {
         assert_eq!(bench(&["disk", "--path", "/nowhere/at/all"]).status.code(), Some(2));
         let out = bench(&["gemm", "--size", "64", "--device", "cpu", "--json"]);
         assert!(json_of(&out)["flops"].as_f64().unwrap() > 0.0);
+        assert!(stderr(&out).contains("gemm is not saved: the products were too small"), "{}", stderr(&out));
         let out = bench(&["link", "--json"]);
         match out.status.code() {
             Some(0) => assert!(json_of(&out)["h2d"].as_f64().unwrap() > 1e9),

@@ -15,6 +15,9 @@ mod configs;
 mod data_rows;
 #[cfg(feature = "tui")]
 mod desk;
+mod facts;
+#[cfg(feature = "hub")]
+mod hub;
 mod planner;
 mod recorded;
 mod reports;

@@ -4,11 +4,13 @@ mod history;
 mod log;
 mod pace;
 mod rates;
+mod spill;
 
 pub use history::{Bucket, History, columns, smooth};
 pub use log::{Log, LogLine, Source};
 pub use pace::{Bound, Drive, bound, of};
 pub use rates::Rate;
+pub use spill::Spill;
 
 use crate::event::{
     Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved, Stage,
@@ -41,6 +43,8 @@ pub struct RunView {
     pub disk: Rate,
     /// The drive against its plan.
     pub drive: Drive,
+    /// The card's memory against what is put into it.
+    pub spill: Spill,
     /// Host-to-device copies over time.
     pub h2d: Rate,
     /// Newest gauges.
@@ -101,6 +105,7 @@ impl RunView {
             EventKind::Started(s) => {
                 *self = RunView {
                     drive: std::mem::take(&mut self.drive),
+                    spill: std::mem::take(&mut self.spill),
                     ..RunView::starting(std::mem::take(&mut self.log))
                 };
                 self.at = event.at;
@@ -145,9 +150,15 @@ impl RunView {
                 self.disk.push(event.at, p.disk_read);
                 self.h2d.push(event.at, p.h2d);
                 self.vram_peak = self.vram_peak.max(p.vram_live);
+                let said = self.spill.holds(p.vram_live);
+                self.tell_of_a_spill(said);
                 self.progress = Some(p.clone());
             }
-            EventKind::Gauges(g) => self.gauges = g.clone(),
+            EventKind::Gauges(g) => {
+                self.gauges = g.clone();
+                let said = self.spill.uses(g.vram_used);
+                self.tell_of_a_spill(said);
+            }
         }
     }
 
@@ -164,6 +175,8 @@ impl RunView {
             }
             self.forget_another_pace();
         }
+        let said = self.spill.step(s.seconds);
+        self.tell_of_a_spill(said);
         if let Some(slow) = self.drive.push(s) {
             self.tell_of_the_drive(slow);
         }
@@ -195,6 +208,12 @@ impl RunView {
         let newest = || self.step_times.iter().skip(before);
         if newest().all(|t| *t > FAR * usual) || newest().all(|t| FAR * *t < usual) {
             self.step_times.drain(..before);
+        }
+    }
+
+    fn tell_of_a_spill(&mut self, why: Option<String>) {
+        if let Some(why) = why {
+            self.note(Level::Warn, format!("spill suspected: {why}; lower stream.vram_budget"));
         }
     }
 

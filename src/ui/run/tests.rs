@@ -125,3 +125,18 @@ fn case_tr_13_the_eta_follows_a_pace_that_has_changed() {
     let eta = fold(events, 0).eta(at).unwrap();
     assert!((eta.seconds - 640.0).abs() < 1.0, "{eta:?}");
 }
+
+#[test]
+fn case_pl_06_a_suspected_spill_is_a_warning_in_the_log_and_lasts() {
+    let mut view = RunView { spill: Spill::of(Bytes(4_290_000_000), true), ..RunView::default() };
+    let mut say = |at: f64, kind: EventKind| view.apply(&Event { seq: 0, at, kind }, 0);
+    say(0.0, started(10, 0));
+    for at in [1.0, 2.0] {
+        let EventKind::Progress(p) = progress(1, 1) else { unreachable!("made above") };
+        say(at, EventKind::Progress(Progress { vram_live: Some(Bytes(9_270_000_000)), ..p }));
+    }
+    assert!(view.spill.suspected());
+    let warnings: Vec<&str> = view.log.lines(Level::Warn).map(|l| l.text.as_str()).collect();
+    let want = "spill suspected: 9.27 GB are allocated on a card with 4.29 GB; lower stream.vram_budget";
+    assert_eq!(warnings, [want]);
+}

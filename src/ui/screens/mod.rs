@@ -1,6 +1,7 @@
 //! The screens: each file holds a screen's own state and draws it.
 
 pub mod data;
+pub mod download;
 pub mod form;
 pub mod models;
 pub mod plan;

@@ -48,9 +48,13 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let rows: Vec<_> = shown
         .iter()
         .map(|m| {
-            let (sign, tone) = if m.problem.is_some() { ("✗", Tone::Bad) } else { ("✓", Tone::Good) };
+            let (sign, tone) = match (&m.problem, m.not_here) {
+                (_, true) => ("↓", Tone::Notice),
+                (Some(_), false) => ("✗", Tone::Bad),
+                (None, false) => ("✓", Tone::Good),
+            };
             let dash = |known: bool, text: String| if known { text } else { "–".into() };
-            let plain = if m.problem.is_some() { theme.dim() } else { Style::default() };
+            let plain = if m.problem.is_some() && !m.not_here { theme.dim() } else { Style::default() };
             vec![
                 (sign.into(), theme.tone(tone)),
                 (m.name.clone(), plain),
@@ -65,7 +69,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     if rows.is_empty() {
         let text = match (list.loaded(), list.is_empty()) {
             (false, _) => "looking for checkpoints…",
-            (true, true) => "No checkpoint found. Press o to open a folder or a hub id that is in the cache.",
+            (true, true) => "No checkpoint found. Press o to open a folder, H to plan a model on the hub.",
             (true, false) => "Nothing matches the filter.",
         };
         let text = wrap(text, inner.width.into()).into_iter().map(Line::from).collect();
@@ -74,21 +78,33 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         table(frame, inner, COLUMNS, &rows, list.cursor(), theme);
     }
     let inner = pane(frame, bottom, Line::styled("selected", theme.title()), false, compact, theme);
-    if let Some(m) = list.selected() {
+    let fetch = super::download::status(app).map(|s| crate::ui::text::cut(&s, inner.width.into()));
+    let fetch = fetch.map(|s| Line::styled(s, theme.strong()));
+    let selected = list.selected();
+    if let (Some(fetch), None) = (&fetch, selected) {
+        lines(frame, inner, vec![fetch.clone()], 0);
+    }
+    if let Some(m) = selected {
         let path = Line::from(vec![
             Span::styled("path ", theme.dim()),
             Span::raw(crate::ui::text::tail(&m.path.display().to_string(), (inner.width as usize).saturating_sub(5))),
         ]);
         let mut text = vec![path];
+        let broken = m.problem.is_some() && !m.not_here;
         let verdict = match &m.problem {
+            _ if m.not_here && m.origin == "hub" => {
+                "↓ only its headers are here: enter plans it, d downloads it".into()
+            }
+            _ if m.not_here => "↓ only its headers are here: enter plans it".into(),
             Some(problem) => format!("✗ {problem}"),
             None => "✓ press enter to plan it on this machine".into(),
         };
-        let style = if m.problem.is_some() { theme.tone(Tone::Bad) } else { theme.dim() };
+        let style = if broken { theme.tone(Tone::Bad) } else { theme.dim() };
         text.extend(wrap(&verdict, inner.width.into()).into_iter().map(|l| Line::styled(l, style)));
-        if compact && m.problem.is_some() {
+        if compact && (broken || fetch.is_some()) {
             text.remove(0);
         }
+        text.splice(0..0, fetch);
         lines(frame, inner, text, 0);
     }
 }

@@ -2,9 +2,10 @@
 
 use super::engine::FakeEngine;
 use super::facts;
+use super::hub::FakeHub;
 use super::record::FakeRecord;
 use crate::config::RunConfig;
-use crate::engine::{Job, ModelEntry, RunEntry, Services};
+use crate::engine::{Fetched, Job, ModelEntry, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind, Gauges};
 use crate::plan::{Edit, PlanReport};
@@ -25,27 +26,29 @@ pub struct FakeDesk {
     pub signals: Signals,
     run: Option<RunHandle>,
     started: usize,
+    hub: FakeHub,
 }
 
 impl FakeDesk {
     /// A desk whose runs go under `results`.
     #[must_use]
     pub fn new(engine: FakeEngine, results: PathBuf, signals: Signals) -> FakeDesk {
-        FakeDesk { engine, results, signals, run: None, started: 0 }
+        FakeDesk { engine, results, signals, run: None, started: 0, hub: FakeHub::default() }
     }
 }
 
 impl Services for FakeDesk {
     fn models(&mut self) -> Vec<ModelEntry> {
-        facts::models()
+        facts::models().into_iter().chain(self.hub.models()).collect()
     }
 
     fn plan(&mut self, config: &RunConfig) -> Result<PlanReport> {
-        facts::plan(config)
+        let models = self.models();
+        facts::plan_of(config, models, &[])
     }
 
     fn what_if(&mut self, config: &RunConfig, edits: &[Edit]) -> Result<PlanReport> {
-        facts::what_if(config, edits)
+        facts::plan_of(config, facts::models(), edits)
     }
 
     fn start(&mut self, config: &RunConfig) -> Result<()> {
@@ -54,6 +57,10 @@ impl Services for FakeDesk {
         }
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
+        if self.hub.models().any(|m| m.not_here && m.path.as_os_str() == config.model.path.as_str()) {
+            return Err(Error::checkpoint(format!("the weights of '{}' are not on this machine", config.model.path))
+                .next(format!("fetch them with `blockstream-tui download {}`", config.model.path)));
+        }
         self.started += 1;
         let run_id = format!("fake-{}", self.started);
         let run_dir = config.results.as_ref().unwrap_or(&self.results).join(&run_id);
@@ -95,6 +102,26 @@ impl Services for FakeDesk {
 
     fn runs(&mut self) -> Vec<RunEntry> {
         facts::runs()
+    }
+
+    fn fetch_headers(&mut self, id: &str) -> Result<()> {
+        self.hub.headers(id)
+    }
+
+    fn survey(&mut self, id: &str) -> Result<()> {
+        self.hub.survey(id)
+    }
+
+    fn download(&mut self) -> Result<()> {
+        self.hub.download()
+    }
+
+    fn cancel_fetch(&mut self) {
+        self.hub.cancel();
+    }
+
+    fn fetched(&mut self) -> Vec<Fetched> {
+        self.hub.said()
     }
 
     fn report(&mut self, run_dir: &Path) -> Result<Value> {

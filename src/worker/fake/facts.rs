@@ -63,6 +63,7 @@ pub fn models() -> Vec<ModelEntry> {
         bytes: Bytes(bytes),
         n_blocks,
         problem: problem.map(String::from),
+        not_here: false,
     };
     vec![
         entry("SmolLM2-135M-Instruct", "demo", "llama", 134_515_008, 269_060_552, 30, None),
@@ -86,20 +87,20 @@ pub fn models() -> Vec<ModelEntry> {
 /// # Errors
 /// Not one of the models, or one with a problem.
 pub fn plan(config: &RunConfig) -> Result<PlanReport> {
-    what_if(config, &[])
+    plan_of(config, models(), &[])
 }
 
-/// The same with the laptop edited.
+/// As [`plan`], for one of `models`, on the laptop as edited.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn what_if(config: &RunConfig, edits: &[Edit]) -> Result<PlanReport> {
+pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> Result<PlanReport> {
     let path = PathBuf::from(&config.model.path);
-    let model = models()
+    let model = models
         .into_iter()
         .find(|m| m.path == path || m.name == config.model.path)
         .ok_or_else(|| Error::checkpoint(format!("no checkpoint at '{}'", path.display())))?;
-    if let Some(problem) = model.problem {
+    if let Some(problem) = model.problem.filter(|_| !model.not_here) {
         return Err(Error::checkpoint(problem).next("fetch the missing file"));
     }
     let machine = whatif::edited(&machine(), edits)?;

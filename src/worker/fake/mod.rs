@@ -4,6 +4,7 @@
 mod desk;
 mod engine;
 mod facts;
+mod hub;
 mod record;
 mod trace;
 

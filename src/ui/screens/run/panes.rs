@@ -133,6 +133,10 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
         }
         None => Line::from(pair("VRAM", "N/A (no GPU in use)", theme)),
     });
+    if view.spill.suspected() {
+        let text = "! spill suspected: the driver moves VRAM to the host";
+        out.push(Line::styled(cut(text, width), theme.tone(Tone::Bad)));
+    }
     let na = |value: Option<String>| value.unwrap_or_else(|| "N/A".into());
     let mut clock = pair("SM", na(g.sm_clock_mhz.map(|m| format!("{m} MHz"))), theme);
     clock.push(Span::raw("  "));
