@@ -251,7 +251,6 @@ mod tests {
             "resident-8192",
             "least-vram-16",
             "disk-cold-16",
-            "disk-cold-16-vram",
             "disk-half-ram-16",
             "launch-0.5b",
             "zero-write",

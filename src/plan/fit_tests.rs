@@ -1,6 +1,8 @@
+//! The fit against every placement on small models, and how long planning takes.
+
 use super::*;
 use crate::checkpoint::Dtype;
-use crate::plan::testing::{LLAMA3_8B, QWEN25_32B, Shape, checkpoint};
+use crate::plan::made::{LLAMA3_8B, QWEN25_32B, Shape, checkpoint};
 use proptest::prelude::*;
 
 /// A machine of memory and rates.

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::Dtype;
     use crate::config::RunConfig;
-    use crate::plan::testing::{LLAMA3_8B, SMOL, checkpoint};
+    use crate::plan::made::{LLAMA3_8B, SMOL, checkpoint};
 
     fn terms(edit: impl Fn(&mut RunConfig)) -> Terms {
         let mut config = RunConfig::default();

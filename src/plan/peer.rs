@@ -30,7 +30,7 @@ pub fn soup_vram(checkpoint: &Checkpoint, config: &RunConfig, slots: usize) -> B
 mod tests {
     use super::*;
     use crate::checkpoint::Dtype;
-    use crate::plan::testing::{LLAMA3_8B, checkpoint};
+    use crate::plan::made::{LLAMA3_8B, checkpoint};
 
     #[test]
     fn it_gives_soups_own_figures() {

@@ -429,7 +429,7 @@ mod tests {
             }
         }
     }
-    use crate::plan::testing::{LLAMA3_8B, QWEN25_32B, TINY, checkpoint, grow_block};
+    use crate::plan::made::{LLAMA3_8B, QWEN25_32B, TINY, checkpoint, grow_block};
 
     #[test]
     fn case_pl_01_sizes_are_the_sums_of_the_headers() {

@@ -176,7 +176,8 @@ fn check_gpu(g: &GpuEntry) -> bool {
         let kernels = m.kernels.as_ref().is_none_or(|k| {
             let [(forward, half), (back, half_back)] = [k.attention, k.attention_backward].map(|[r, h]| (r, h));
             let times = [half, half_back, k.each, k.launch].iter().all(|x| x.is_finite() && *x >= 0.0);
-            times && [k.memory, forward, back, k.forward, k.backward].into_iter().all(rate)
+            let factors = [k.forward, k.backward].iter().all(|f| (0.1..10.0).contains(f));
+            times && factors && [k.memory, forward, back].into_iter().all(rate)
         });
         date(m.at) && rate(m.flops) && kernels && m.driver.as_deref().is_none_or(text)
     });
@@ -221,6 +222,7 @@ mod tests {
             attention: [4e14, 100.0],
             attention_backward: [3e14, 100.0],
             launch: 4e-6,
+            forward: 0.97,
             ..Kernels::NONE
         };
         gpu.gemm = Some(Gemm { at, driver: None, flops: 6.5e14, sm_clock_mhz: None, kernels: Some(kernels) });

@@ -1,6 +1,6 @@
 //! Public failures of planners, each with the right values.
 
-use super::testing::{LLAMA3_8B, Shape, TINY, checkpoint as build, grow_block};
+use super::made::{LLAMA3_8B, Shape, TINY, checkpoint as build, grow_block};
 use super::{check, config, machine, of};
 use blockstream_tui::checkpoint::Dtype;
 use blockstream_tui::config::{ByteSize, RunConfig};

@@ -4,8 +4,6 @@ mod cases;
 mod headers;
 mod properties;
 mod seed;
-#[path = "../../../src/plan/testing.rs"]
-mod testing;
 mod verdicts;
 
 use crate::checkpoint::{Checkpoint, Dtype};
@@ -13,9 +11,10 @@ use crate::units::{Bytes, GIB};
 use blockstream_tui::config::{ByteSize, Resident, RunConfig};
 use blockstream_tui::device::{Machine, profile};
 use blockstream_tui::event::TierName;
+use blockstream_tui::plan::made;
 use blockstream_tui::plan::{ModePlan, PlanReport, Verdict, explain, plan};
+use made::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build};
 use std::path::Path;
-use testing::{LLAMA3_8B, QWEN25_32B, SMOL, Shape, TINY, checkpoint as build};
 
 fn machine(profile_name: &str) -> Machine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles").join(format!("{profile_name}.toml"));

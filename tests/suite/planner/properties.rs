@@ -1,6 +1,6 @@
 //! Properties of plans over random shapes, machines and configs.
 
-use super::testing::{Shape, TINY, checkpoint as build};
+use super::made::{Shape, TINY, checkpoint as build};
 use super::{check, count, machine};
 use blockstream_tui::checkpoint::Dtype;
 use blockstream_tui::config::{ByteSize, RunConfig};

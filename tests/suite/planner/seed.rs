@@ -1,6 +1,6 @@
 //! The seed's own figures, by our pure functions fed its assumptions, and ours beside them.
 
-use super::testing::{LLAMA3_8B, checkpoint as build};
+use super::made::{LLAMA3_8B, checkpoint as build};
 use super::{config, machine};
 use blockstream_tui::checkpoint::Dtype;
 use blockstream_tui::plan::ceilings::{Have, PerParam, largest};

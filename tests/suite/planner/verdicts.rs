@@ -1,6 +1,6 @@
 //! The nearest change, other formats, wear, the month's budget, hard disks and what-if.
 
-use super::testing::{LLAMA3_8B, QWEN25_32B, Shape, TINY, checkpoint as build};
+use super::made::{LLAMA3_8B, QWEN25_32B, Shape, TINY, checkpoint as build};
 use super::{config, machine, of};
 use blockstream_tui::checkpoint::{Checkpoint, Dtype};
 use blockstream_tui::config::{ByteSize, RunConfig, load};

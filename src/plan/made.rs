@@ -1,4 +1,4 @@
-//! Checkpoints made in memory for planner tests: shapes only, no file.
+//! Checkpoints made in memory: shapes only, no file. For calibrations, ceilings and tests.
 
 use crate::checkpoint::{
     Activation, Arch, Block, BlockTensor, Checkpoint, Dtype, Family, Role, Rope, RopeScaling, SpecialIds, TensorInfo,
