@@ -10,7 +10,7 @@ use crate::config::StreamSection;
 use crate::error::{Error, Result};
 use crate::event::TierName;
 use crate::plan::ModePlan;
-use crate::plan::schedule::{Slots, head_rows};
+use crate::plan::schedule::{PARTS, Slots, head_rows};
 use crate::store::layout::SlotKind;
 use crate::store::{HostMemory, Reader, SegmentLayout};
 use std::collections::VecDeque;
@@ -167,7 +167,7 @@ impl StreamSetup {
         assert_eq!(self.tiers.len(), n, "one tier per block");
         let (layouts, tiers) = self.segments(checkpoint);
         let slots = Slots::new(n, tiers.iter().map(|t| *t == TierName::Vram).collect(), self.ring);
-        self.check(&slots)?;
+        self.check(&slots, n)?;
         let class_len = |class: usize| {
             layouts
                 .iter()
@@ -215,10 +215,15 @@ impl StreamSetup {
     }
 
     /// Whether the rings hold what a visit takes at once.
-    fn check(&self, slots: &Slots) -> Result<()> {
-        let streams = slots.fixed.iter().any(|f| !f);
-        let least = [1, if self.split { 1 } else { FEED_FORWARD }];
-        if streams && (self.ring[0] < least[0] || self.ring[1] < least[1]) {
+    fn check(&self, slots: &Slots, n_blocks: usize) -> Result<()> {
+        let (blocks, pieces) = slots.fixed.split_at(n_blocks * PARTS);
+        let least = match (blocks.iter().any(|f| !f), self.split) {
+            (true, true) => [1, 1],
+            (true, false) => [1, FEED_FORWARD],
+            // Every block stays: only pieces of the head may pass.
+            (false, _) => [0, usize::from(!pieces.is_empty())],
+        };
+        if self.ring[0] < least[0] || self.ring[1] < least[1] {
             return Err(Error::infeasible(format!(
                 "{} and {} slots cannot hold the parts of a block that are used at once, {} and {}",
                 self.ring[0], self.ring[1], least[0], least[1]

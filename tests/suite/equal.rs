@@ -88,6 +88,8 @@ pub fn every_thrift(dir: &std::path::Path, device: Device, lora: &LoraSection) {
         for tier in [TierName::Ram, TierName::Disk] {
             check(dir, How { head: Some(tier), ..base(tier) }, lora, micro, 3);
             check(dir, How { split: true, ..base(tier) }, lora, micro, 3);
+            // Every block stays, only the head passes.
+            check(dir, How { resident: usize::MAX, ring: 0, head: Some(tier), ..base(tier) }, lora, micro, 3);
         }
         check(dir, How { offload: true, ..base(TierName::Ram) }, lora, micro, 4);
         check(dir, How { mlp_chunk: 7, ..base(TierName::Disk) }, lora, micro, 3);
