@@ -119,10 +119,7 @@ pub fn fit_like(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &Ru
 }
 
 fn fit_as(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &RunConfig, pattern: Pattern) -> Fit {
-    let s = &like.stream;
-    let thrift = Thrift { stream_head: s.head.is_some(), offload: s.offload, mlp_chunk: s.mlp_chunk as u64 };
-    let slots = if like.slots == 0 { config.stream.ring_slots().max(1) } else { like.slots };
-    Room::new(m, job, machine, config, thrift, slots).fit(pattern)
+    Room::like(like, m, job, machine, config).fit(pattern)
 }
 
 /// Fits `m` for `job` on `machine`: the least thrifty way that fits, unless a thriftier one is clearly faster; of its
@@ -165,7 +162,44 @@ pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
             best = other;
         }
     }
-    best.1
+    polished(best, m, job, machine, config)
+}
+
+/// Steps played for swaps, times blocks: enough to try every pair of a small model, a few of a large one, where a
+/// single block hardly counts.
+const POLISH: usize = 1200;
+
+/// Swaps tiers of two blocks, near ones first, as long as that is clearly faster.
+fn polished(best: (f64, Fit), m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
+    let (mut seconds, mut best) = best;
+    let n = best.tiers.len();
+    let mut tries = POLISH / n.max(1);
+    let mut again = true;
+    while std::mem::take(&mut again) {
+        for (i, j) in (1..n).flat_map(|d| (0..n - d).map(move |i| (i, i + d))) {
+            if best.tiers[i] == best.tiers[j] {
+                continue;
+            }
+            if tries == 0 {
+                return best;
+            }
+            tries -= 1;
+            let mut tiers = best.tiers.clone();
+            tiers.swap(i, j);
+            let room = Room::like(&best, m, job, machine, config);
+            let split = room.split_as(tiers, best.slots);
+            let fits = room.device.as_ref().is_none_or(|d| memory::total(&split.device) <= d.bytes);
+            if !fits || !room.host_fits(&split) {
+                continue;
+            }
+            let fit = room.finish(split, Vec::new(), best.notes.clone());
+            let of_fit = time::least(m, job, machine, &fit);
+            if of_fit * STEADIER < seconds {
+                (seconds, best, again) = (of_fit, fit, true);
+            }
+        }
+    }
+    best
 }
 
 /// Ring lengths to try, in blocks: what the config asks for, or up to what its prefetch can use.
@@ -175,6 +209,14 @@ fn ring_lengths(config: &RunConfig, n_blocks: usize) -> Vec<usize> {
 }
 
 impl<'a> Room<'a> {
+    /// As thrifty as `fit`, with as long a ring.
+    fn like(fit: &Fit, m: &'a Model, job: &'a Job, machine: &Machine, config: &'a RunConfig) -> Room<'a> {
+        let s = &fit.stream;
+        let thrift = Thrift { stream_head: s.head.is_some(), offload: s.offload, mlp_chunk: s.mlp_chunk as u64 };
+        let slots = if fit.slots == 0 { config.stream.ring_slots().max(1) } else { fit.slots };
+        Room::new(m, job, machine, config, thrift, slots)
+    }
+
     fn new(
         m: &'a Model,
         job: &'a Job,

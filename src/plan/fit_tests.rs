@@ -45,7 +45,7 @@ fn exhaustive(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Op
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Ours is within 2 % of the best of all placements, where no thriftier way is in question.
     #[test]

@@ -22,7 +22,7 @@ const COMPUTE_MARGIN: f64 = 2.0;
 const COMPUTE_SPREAD: [f64; 2] = [1.0, 1.19];
 /// Copies tensor by tensor against the calibrated link's fastest and slowest large copies.
 const LINK_SPREAD: [f64; 2] = [1.0, 1.07];
-/// A run's reads against the calibration's, whose queue never waits for a copy (H200, two calls: 0.87 to 0.95).
+/// A run's reads against the calibration's, whose queue never waits for a copy (H200, three calls: 0.87 to 1.02).
 const DISK_SHARE: f64 = 0.92;
 /// Host seconds between two steps with the device idle: the loss is read, the norm checked, rows are chosen (H200: 0.8
 /// to 1.1 ms of a step are no visit's).
