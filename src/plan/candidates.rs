@@ -4,7 +4,7 @@ use super::fit::{Fit, fit_like};
 use super::fixes;
 use super::time;
 use super::types::{Candidate, Verdict};
-use super::verdict::{Inputs, judge, judge_fit, tier_bytes, writes};
+use super::verdict::{Inputs, judge_fit, judge_soon, tier_bytes, writes};
 use super::wear::wear;
 use crate::units::{Bytes, GB};
 
@@ -28,8 +28,11 @@ fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Optio
     }
     let packing = m.block_bytes();
     let x = &Inputs { model: &m, ..*x };
-    let judged =
-        if like.problems.is_empty() { judge_fit(x, fit_like(like, &m, x.job, x.machine, x.config)) } else { judge(x) };
+    let judged = if like.problems.is_empty() {
+        judge_fit(x, fit_like(like, &m, x.job, x.machine, x.config))
+    } else {
+        judge_soon(x)
+    };
     let mut problems = judged.problems;
     // Packed blocks lie beside the base they are made from.
     let download = if x.checkpoint.not_here { x.checkpoint.total_bytes() } else { Bytes::ZERO };

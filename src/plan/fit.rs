@@ -125,6 +125,23 @@ fn fit_as(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &RunConfi
 /// Fits `m` for `job` on `machine`: the least thrifty way that fits, unless a thriftier one is clearly faster; of its
 /// ring lengths the fastest.
 pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
+    match ways(m, job, machine, config) {
+        Ok(found) => refined(found, m, job, machine, config),
+        Err(none) => none,
+    }
+}
+
+/// As [`fit`], but blocks stay where the usual pattern puts them: enough for a verdict.
+pub fn settled(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
+    match ways(m, job, machine, config) {
+        Ok(found) => fastest(found).1,
+        Err(none) => none,
+    }
+}
+
+/// Fits of the best thrift by ring length, longest first, with their seconds; or one that can't be done.
+#[expect(clippy::result_large_err, reason = "both are answers")]
+fn ways(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Result<Vec<(f64, Fit)>, Fit> {
     let mut best: Option<(f64, Vec<(f64, Fit)>)> = None;
     let mut last = None;
     for thrift in thrifts(config, machine.gpu.is_some()) {
@@ -145,7 +162,14 @@ pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
             best = Some((least, found));
         }
     }
-    let Some((_, mut found)) = best else { return last.expect("there is always one way to try") };
+    match best {
+        Some((_, found)) => Ok(found),
+        None => Err(last.expect("there is always one way to try")),
+    }
+}
+
+/// The fastest of `found`, its blocks placed by the best pattern and swapped where that helps.
+fn refined(mut found: Vec<(f64, Fit)>, m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
     // Only now the other patterns: which ring and thrift are best hardly depends on them.
     for i in 0..found.len() {
         let (like, mixed) = (found[i].1.clone(), found[i].1.tiers.iter().any(|t| *t != found[i].1.tiers[0]));
@@ -155,14 +179,18 @@ pub fn fit(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
             found.extend(others.map(|f| (time::least(m, job, machine, &f), f)).collect::<Vec<_>>());
         }
     }
-    // Longer rings and the usual pattern come first, and win unless another is clearly better.
+    polished(fastest(found), m, job, machine, config)
+}
+
+/// Longer rings and the usual pattern come first, and win unless another is clearly better.
+fn fastest(mut found: Vec<(f64, Fit)>) -> (f64, Fit) {
     let mut best = found.remove(0);
     for other in found {
         if other.0 * STEADIER < best.0 {
             best = other;
         }
     }
-    polished(best, m, job, machine, config)
+    best
 }
 
 /// Steps played for swaps, times blocks: enough to try every pair of a small model, a few of a large one, where a

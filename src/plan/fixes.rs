@@ -6,7 +6,7 @@ use super::fit::{Fit, fit_like};
 use super::full;
 use super::shape::Job;
 use super::types::{StreamPlan, Verdict};
-use super::verdict::{Inputs, blockers, judge};
+use super::verdict::{Inputs, blockers, judge_soon};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
 use crate::device::Machine;
@@ -41,7 +41,7 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     };
     let reached = |machine: &Machine, config: &RunConfig| {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };
-        judge(&Inputs { machine, config, job: &job, ..*x }).verdict <= to
+        judge_soon(&Inputs { machine, config, job: &job, ..*x }).verdict <= to
     };
     let possible = |machine: &Machine, config: &RunConfig| {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };

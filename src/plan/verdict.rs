@@ -1,7 +1,7 @@
 //! The verdict on LoRA: tiers, bytes, seconds, reasons, wear.
 
 use super::cost::{Loads, loads};
-use super::fit::{Fit, fit};
+use super::fit::{Fit, fit, settled};
 use super::memory::{self, Terms};
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
@@ -41,6 +41,11 @@ pub struct Judged {
 /// Judges LoRA by the best fit.
 pub fn judge(x: &Inputs<'_>) -> Judged {
     judge_fit(x, fit(x.model, x.job, x.machine, x.config))
+}
+
+/// Judges LoRA by a fit that nothing was refined of: the same verdict, sooner.
+pub fn judge_soon(x: &Inputs<'_>) -> Judged {
+    judge_fit(x, settled(x.model, x.job, x.machine, x.config))
 }
 
 /// Judges LoRA by `fit`.
