@@ -85,7 +85,7 @@ const RING_ONCE: Bytes = Bytes(128 << 20);
 const RING_LEAST: Bytes = Bytes(1 << 20);
 
 /// Free host memory kept for everything else on the machine.
-fn reserve(available: Bytes) -> Bytes {
+pub fn reserve(available: Bytes) -> Bytes {
     Bytes((available.0 / 8).min(GIB))
 }
 
@@ -115,11 +115,20 @@ const STEADIER: f64 = 1.005;
 
 /// As [`fit`], with what another fit settled: how thrifty, and how long a ring.
 pub fn fit_like(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
-    fit_as(like, m, job, machine, config, Pattern::Spread)
+    Room::like(like, m, job, machine, config).fit(Pattern::Spread)
 }
 
-fn fit_as(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &RunConfig, pattern: Pattern) -> Fit {
-    Room::like(like, m, job, machine, config).fit(pattern)
+/// The fits that ask least of the device: every way to spare its memory that the config leaves open, with the shortest
+/// ring.
+pub fn least_demanding<'a>(
+    m: &'a Model,
+    job: &'a Job,
+    machine: &'a Machine,
+    config: &'a RunConfig,
+) -> impl Iterator<Item = Fit> + 'a {
+    let slots = config.stream.slots.max(1);
+    let ways = thrifts(config, machine.gpu.is_some()).into_iter();
+    ways.map(move |thrift| Room::new(m, job, machine, config, thrift, slots).fit(Pattern::Spread))
 }
 
 /// Fits `m` for `job` on `machine`: the least thrifty way that fits, unless a thriftier one is clearly faster; of its
@@ -174,7 +183,7 @@ fn refined(mut found: Vec<(f64, Fit)>, m: &Model, job: &Job, machine: &Machine, 
     for i in 0..found.len() {
         let (like, mixed) = (found[i].1.clone(), found[i].1.tiers.iter().any(|t| *t != found[i].1.tiers[0]));
         if mixed || job.lowest > 0 {
-            let others = Pattern::ALL[1..].iter().map(|p| fit_as(&like, m, job, machine, config, *p));
+            let others = Pattern::ALL[1..].iter().map(|p| Room::like(&like, m, job, machine, config).fit(*p));
             let others = others.filter(|f| f.problems.is_empty());
             found.extend(others.map(|f| (time::least(m, job, machine, &f), f)).collect::<Vec<_>>());
         }
@@ -200,6 +209,7 @@ const POLISH: usize = 1200;
 /// Swaps tiers of two blocks, near ones first, as long as that is clearly faster.
 fn polished(best: (f64, Fit), m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
     let (mut seconds, mut best) = best;
+    let room = Room::like(&best, m, job, machine, config);
     let n = best.tiers.len();
     let mut tries = POLISH / n.max(1);
     let mut again = true;
@@ -214,10 +224,8 @@ fn polished(best: (f64, Fit), m: &Model, job: &Job, machine: &Machine, config: &
             tries -= 1;
             let mut tiers = best.tiers.clone();
             tiers.swap(i, j);
-            let room = Room::like(&best, m, job, machine, config);
             let split = room.split_as(tiers, best.slots);
-            let fits = room.device.as_ref().is_none_or(|d| memory::total(&split.device) <= d.bytes);
-            if !fits || !room.host_fits(&split) {
+            if !room.holds(&split) {
                 continue;
             }
             let fit = room.finish(split, Vec::new(), best.notes.clone());
@@ -410,6 +418,11 @@ impl<'a> Room<'a> {
         fits
     }
 
+    /// Whether a split fits device and host as it is.
+    fn holds(&self, s: &Split) -> bool {
+        self.device.as_ref().is_none_or(|d| memory::total(&s.device) <= d.bytes) && self.host_fits(s)
+    }
+
     fn host_fits(&self, s: &Split) -> bool {
         let get = |terms: &Terms, name: &str| terms.get(name).copied().unwrap_or(Bytes::ZERO);
         let mut weights = get(&s.host, "ram_tier") + get(&s.host, "ring");
@@ -509,7 +522,7 @@ impl<'a> Room<'a> {
         }
     }
 
-    fn finish(self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
+    fn finish(&self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
         let plan = |terms: Terms, budget: Bytes| VramPlan { total: memory::total(&terms), budget, terms };
         let budget = self.device.as_ref().map_or(Bytes::ZERO, |d| d.bytes);
         let on_disk = self.config.stream.tier == "disk";
@@ -529,7 +542,7 @@ impl<'a> Room<'a> {
             host: plan(split.host, self.host),
             problems,
             notes,
-            host_limit: self.weights,
+            host_limit: self.weights.clone(),
         }
     }
 }

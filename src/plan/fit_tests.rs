@@ -28,8 +28,7 @@ fn exhaustive(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Op
                 let streamed = tiers.iter().filter(|t| **t != TierName::Vram).count();
                 let room = Room::new(m, job, machine, config, thrift, slots);
                 let split = room.split_as(tiers.clone(), slots.min(streamed));
-                let fits = room.device.as_ref().is_none_or(|d| memory::total(&split.device) <= d.bytes);
-                if !room.fixed_problems().is_empty() || !fits || !room.host_fits(&split) {
+                if !room.fixed_problems().is_empty() || !room.holds(&split) {
                     continue;
                 }
                 let fit = room.finish(split, Vec::new(), Vec::new());

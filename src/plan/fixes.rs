@@ -2,10 +2,10 @@
 //! hardware; of each kind the smallest amount that suffices, found by bisection.
 
 use super::command;
-use super::fit::{Fit, fit_like};
+use super::fit::least_demanding;
 use super::full;
 use super::shape::Job;
-use super::types::{StreamPlan, Verdict};
+use super::types::Verdict;
 use super::verdict::{Inputs, blockers, judge_soon};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
@@ -46,12 +46,9 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     let possible = |machine: &Machine, config: &RunConfig| {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };
         let streams = machine.disk.refuses_streaming(config.stream.allow_hdd).is_none() && to != Verdict::Ram;
-        let fits = |like: &Fit| {
-            let f = fit_like(like, x.model, &job, machine, config);
-            f.problems.is_empty() && (streams || !f.tiers.contains(&TierName::Disk))
-        };
+        let mut fits = least_demanding(x.model, &job, machine, config);
         blockers(&Inputs { machine, config, job: &job, ..*x }).is_empty()
-            && least_demanding(config, machine.gpu.is_some()).iter().any(fits)
+            && fits.any(|f| f.problems.is_empty() && (streams || !f.tiers.contains(&TierName::Disk)))
     };
     let goal = Goal { reached: &reached, possible: &possible };
     let edits = if to == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
@@ -62,26 +59,6 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     }
     let to = if to == Verdict::Ram { " would keep every block in memory" } else { " would do" };
     (hardware(x, &goal).map(|more| format!("{more}{to}")), None)
-}
-
-/// The fits that ask least of the device: every way to spare its memory that the config leaves open, with the shortest
-/// ring.
-fn least_demanding(config: &RunConfig, on_device: bool) -> Vec<Fit> {
-    let s = &config.stream;
-    let choices = |value: &str, always: &str| match value {
-        "auto" if on_device => vec![false, true],
-        "auto" => vec![false],
-        v => vec![v == always],
-    };
-    let mut all = Vec::new();
-    for head in choices(&s.head, "stream") {
-        for offload in choices(&s.activation_offload, "on") {
-            let head = head.then_some(TierName::Ram);
-            let stream = StreamPlan { head, offload, mlp_chunk: s.mlp_chunk, ..StreamPlan::default() };
-            all.push(Fit { slots: s.slots.max(1), stream, ..Fit::default() });
-        }
-    }
-    all
 }
 
 /// The nearest change for full finetuning that is infeasible: LoRA if that can be done, and what full would take.

@@ -5,6 +5,7 @@
 //! the same visit, so that a block's gradient never leaves the device. On disk the new state goes to an alternate extent
 //! and a flip at the step's end makes it valid: a crash loses a step, not the model. It doubles space, not traffic.
 
+use super::fit::reserve;
 use super::memory::{self, Terms, Thrift};
 use super::shape::Job;
 use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdict, VramPlan};
@@ -13,7 +14,7 @@ use super::wear::{self, Writes};
 use super::{fixes, time};
 use crate::checkpoint::Role;
 use crate::event::TierName;
-use crate::units::{Bytes, GIB, count};
+use crate::units::{Bytes, count};
 
 /// How Adam's state is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +181,7 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
     let gpu = x.machine.gpu.as_ref();
     let all = state.bytes(m.params);
     let available = x.machine.ram.available;
-    let usable = available.saturating_sub(Bytes((available.0 / 8).min(GIB)));
+    let usable = available.saturating_sub(reserve(available));
     let mut budget = gpu.map_or(Bytes::ZERO, |g| g.vram_free.saturating_sub(g.overhead));
     if c.stream.vram_budget.0 > 0 {
         budget = budget.min(Bytes(c.stream.vram_budget.0));
