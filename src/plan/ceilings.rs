@@ -5,7 +5,7 @@
 //! blocks like the present one's, only more of them: so activations at block borders and adapters grow with it, while
 //! ring, head, embedding and the moment of one block don't.
 
-use super::full::{self, State};
+use super::full::{self, Largest, Ring, State};
 use super::memory::{self, Thrift};
 use super::types::Ceiling;
 use super::verdict::Inputs;
@@ -139,7 +139,7 @@ fn full_costs(x: &Inputs<'_>, state: State, in_host: bool, base: f64) -> [(Have,
     [false, true].map(|offload| {
         let job = full::job(x);
         let thrift = Thrift { stream_head: true, offload, ..Thrift::default() };
-        let device = full::device(x, &job, state, 1, true, thrift);
+        let device = full::device(x, &job, state, Largest::of(x), Ring::Parts, thrift);
         let boundaries = |t: &memory::Terms| t.get("boundaries").copied().unwrap_or(Bytes::ZERO);
         let grows = if offload { Bytes::ZERO } else { boundaries(&device) };
         let host_terms = memory::host_terms(x.model, &job, thrift);

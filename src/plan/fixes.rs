@@ -2,15 +2,14 @@
 //! hardware; of each kind the smallest amount that suffices, found by bisection.
 
 use super::command;
-use super::fit::least_demanding;
+use super::fit::{self, settles};
 use super::full;
 use super::shape::Job;
 use super::types::Verdict;
-use super::verdict::{Inputs, blockers, judge_soon};
+use super::verdict::{Inputs, blockers, judge_fit};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
 use crate::device::Machine;
-use crate::event::TierName;
 use crate::units::GB;
 
 /// Whether a machine and a config reach the goal.
@@ -41,14 +40,14 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     };
     let reached = |machine: &Machine, config: &RunConfig| {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };
-        judge_soon(&Inputs { machine, config, job: &job, ..*x }).verdict <= to
+        let x = Inputs { machine, config, job: &job, ..*x };
+        settles(x.model, &job, machine, config, |fit| judge_fit(&x, fit.clone()).verdict <= to)
     };
     let possible = |machine: &Machine, config: &RunConfig| {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };
         let streams = machine.disk.refuses_streaming(config.stream.allow_hdd).is_none() && to != Verdict::Ram;
-        let mut fits = least_demanding(x.model, &job, machine, config);
         blockers(&Inputs { machine, config, job: &job, ..*x }).is_empty()
-            && fits.any(|f| f.problems.is_empty() && (streams || !f.tiers.contains(&TierName::Disk)))
+            && fit::possible(x.model, &job, machine, config, streams)
     };
     let goal = Goal { reached: &reached, possible: &possible };
     let edits = if to == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
@@ -277,13 +276,27 @@ fn hardware(x: &Inputs<'_>, goal: &Goal<'_>) -> Option<String> {
     };
     let possible = |amounts: &[(Axis, u64)]| (goal.possible)(&with(amounts), x.config);
     let reached = |amounts: &[(Axis, u64)]| (goal.reached)(&with(amounts), x.config);
-    let alone = axes.iter().filter_map(|a| {
+    // What may suffice alone, the smallest in proportion first: its verdict is asked for only until none can be smaller.
+    let least = |a: &Axis| {
         let from = if possible(&[(*a, a.most(m))]) { a.least(m, |n| possible(&[(*a, n)]))? } else { return None };
+        Some((a.grown(m, from), *a, from))
+    };
+    let mut alone: Vec<(f64, Axis, u64)> = axes.iter().filter_map(least).collect();
+    alone.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut best: Option<(f64, String)> = None;
+    for (grown, a, from) in alone {
+        if best.as_ref().is_some_and(|b| b.0 <= grown) {
+            break;
+        }
         // Mostly the planner agrees at once; where it prefers another fit, a little more is needed.
-        let n = a.next(m, from).take(MOST_MORE).find(|n| reached(&[(*a, *n)]))?;
-        Some((a.grown(m, n), a.words(n)))
-    });
-    if let Some((_, words)) = alone.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        let near: Vec<u64> = a.next(m, from).take(MOST_MORE).collect();
+        if let Some(n) = first(&near, |n| reached(&[(a, n)]))
+            && best.as_ref().is_none_or(|b| a.grown(m, n) < b.0)
+        {
+            best = Some((a.grown(m, n), a.words(n)));
+        }
+    }
+    if let Some((_, words)) = best {
         return Some(words);
     }
     let mut amounts: Vec<(Axis, u64)> = axes.iter().map(|a| (*a, a.most(m))).collect();
@@ -300,6 +313,17 @@ fn hardware(x: &Inputs<'_>, goal: &Goal<'_>) -> Option<String> {
     }
     let words: Vec<String> = amounts.iter().filter(|(_, n)| *n > 0).map(|(a, n)| a.words(*n)).collect();
     reached(&amounts).then(|| words.join(" and "))
+}
+
+/// The first of `amounts` that works, if any does; what comes after one that works mostly works too.
+fn first(amounts: &[u64], works: impl Fn(u64) -> bool) -> Option<u64> {
+    let (head, rest) = amounts.split_first()?;
+    if works(*head) {
+        return Some(*head);
+    }
+    let last = rest.last().filter(|n| works(**n))?;
+    let before = &rest[..rest.len() - 1];
+    Some(*before.get(before.partition_point(|n| !works(*n))).unwrap_or(last))
 }
 
 /// Steps past what is possible at which the planner is asked.

@@ -5,8 +5,8 @@
 //! the same visit, so that a block's gradient never leaves the device. On disk the new state goes to an alternate extent
 //! and a flip at the step's end makes it valid: a crash loses a step, not the model. It doubles space, not traffic.
 
-use super::fit::reserve;
 use super::memory::{self, Terms, Thrift};
+use super::room::reserve;
 use super::shape::Job;
 use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdict, VramPlan};
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
@@ -143,35 +143,50 @@ fn elements(x: &Inputs<'_>, b: &super::shape::BlockShape) -> u64 {
     b.weights + b.stored.saturating_sub(b.weight_bytes).0 / weight(x)
 }
 
-/// Parameters of the largest block.
-fn largest_block(x: &Inputs<'_>) -> u64 {
-    x.model.blocks.iter().map(|b| elements(x, b)).max().unwrap_or(0)
+/// Parameters of the largest block and of the largest part of one (its share of the bytes).
+#[derive(Clone, Copy)]
+pub struct Largest {
+    block: u64,
+    part: u64,
 }
 
-/// Parameters of the largest part of a block: its share of the bytes.
-fn largest_part(x: &Inputs<'_>) -> u64 {
-    let part = |b: &super::shape::BlockShape| {
-        let share = b.parts.iter().map(|p| p.0).max().unwrap_or(0) as f64 / b.stored.0.max(1) as f64;
-        (elements(x, b) as f64 * share).ceil() as u64
-    };
-    x.model.blocks.iter().map(part).max().unwrap_or(0)
+impl Largest {
+    /// Of the blocks of `x`.
+    pub fn of(x: &Inputs<'_>) -> Largest {
+        let part = |b: &super::shape::BlockShape| {
+            let share = b.parts.iter().map(|p| p.0).max().unwrap_or(0) as f64 / b.stored.0.max(1) as f64;
+            (elements(x, b) as f64 * share).ceil() as u64
+        };
+        let most = |of: &dyn Fn(&super::shape::BlockShape) -> u64| x.model.blocks.iter().map(of).max().unwrap_or(0);
+        Largest { block: most(&|b| elements(x, b)), part: most(&part) }
+    }
 }
 
-/// Device terms with `slots` whole blocks, or with single parts.
-pub fn device(x: &Inputs<'_>, job: &Job, state: State, slots: usize, split: bool, thrift: Thrift) -> Terms {
+/// Slots on the device: so many whole blocks, or single parts.
+#[derive(Clone, Copy)]
+pub enum Ring {
+    /// Whole blocks.
+    Blocks(usize),
+    /// A part in work and the next.
+    Parts,
+}
+
+/// Device terms.
+pub fn device(x: &Inputs<'_>, job: &Job, state: State, largest: Largest, ring: Ring, thrift: Thrift) -> Terms {
     let m = x.model;
-    let (largest, part) = (largest_block(x), largest_part(x));
     let mut terms = memory::device_terms(m, job, x.machine.gpu.is_none(), thrift);
     terms.remove("adapters");
-    let in_slot = if split { state.bytes(part) * 2 } else { state.bytes(largest) * slots as u64 };
-    terms.insert("slots".into(), in_slot);
-    let gradient = if split { part } else { largest };
-    terms.insert("block_gradients".into(), Bytes(gradient.saturating_mul(GRADIENT)));
+    let (slots, gradient) = match ring {
+        Ring::Blocks(n) => (state.bytes(largest.block) * n as u64, largest.block),
+        Ring::Parts => (state.bytes(largest.part) * 2, largest.part),
+    };
+    terms.insert("slots", slots);
+    terms.insert("block_gradients", Bytes(gradient.saturating_mul(GRADIENT)));
     // Head and embedding train too: by pieces of rows with their state and gradient, and by the rows of the batch.
     let piece = m.head_rows().min(m.vocab).saturating_mul(m.hidden);
-    terms.insert("head".into(), Bytes(state.bytes(piece).0.saturating_add(piece.saturating_mul(GRADIENT))));
+    terms.insert("head", Bytes(state.bytes(piece).0.saturating_add(piece.saturating_mul(GRADIENT))));
     let rows = job.tokens().min(m.vocab).saturating_mul(m.hidden);
-    terms.insert("embedding_gradients".into(), Bytes(rows.saturating_mul(GRADIENT)));
+    terms.insert("embedding_gradients", Bytes(rows.saturating_mul(GRADIENT)));
     terms
 }
 
@@ -195,23 +210,26 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
         _ => &[false, true],
     };
     let thrift = |offload| Thrift { stream_head: true, offload, mlp_chunk: c.stream.mlp_chunk as u64 };
-    let terms = |slots, split, offload| device(x, &job, state, slots, split, thrift(offload));
-    let mut ways = offloads.iter().flat_map(|o| (1..=wished).rev().map(move |s| (s, false, *o)).chain([(1, true, *o)]));
-    let fits = |(s, split, o): &(usize, bool, bool)| gpu.is_none() || memory::total(&terms(*s, *split, *o)) <= budget;
-    let (slots, split, offload) = ways.find(fits).unwrap_or((1, true, offloads.last().copied().unwrap_or(false)));
-    let on_device = terms(slots, split, offload);
+    let largest = Largest::of(x);
+    let terms = |ring, offload| device(x, &job, state, largest, ring, thrift(offload));
+    let rings = || (1..=wished).rev().map(Ring::Blocks).chain([Ring::Parts]);
+    let mut ways = offloads.iter().flat_map(|o| rings().map(move |r| (r, *o)));
+    let fits = |(ring, o): &(Ring, bool)| gpu.is_none() || memory::total(&terms(*ring, *o)) <= budget;
+    let (ring, offload) = ways.find(fits).unwrap_or((Ring::Parts, offloads.last().copied().unwrap_or(false)));
+    let (slots, split) = if let Ring::Blocks(n) = ring { (n, false) } else { (1, true) };
+    let on_device = terms(ring, offload);
 
     // Host: weights and state if they fit, else a ring for what is read and what is written back.
     let shared = if gpu.is_some_and(|g| g.integrated) { memory::total(&on_device) } else { Bytes::ZERO };
     let room = usable.saturating_sub(shared);
-    let unit = state.bytes(if split { largest_part(x) } else { largest_block(x) });
+    let unit = state.bytes(if split { largest.part } else { largest.block });
     let host_of = |in_host: bool, buffers: u64| {
         let mut terms = memory::host_terms(m, &job, thrift(offload));
         if in_host {
             terms.remove("embedding");
-            terms.insert("weights_and_state".into(), all);
+            terms.insert("weights_and_state", all);
         } else {
-            terms.insert("ring".into(), Bytes(unit.0.saturating_mul(buffers)));
+            terms.insert("ring", Bytes(unit.0.saturating_mul(buffers)));
         }
         if gpu.is_none() {
             terms.extend(on_device.clone());
@@ -229,11 +247,11 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
     let free = x.machine.disk.free;
     let mut space = Terms::new();
     if x.checkpoint.not_here {
-        space.insert("download".into(), x.checkpoint.total_bytes());
+        space.insert("download", x.checkpoint.total_bytes());
     }
     // In memory the result must find room; on disk it may take the state's place.
     let (name, needed) = if in_host { ("result_16_bit", export) } else { ("state_in_two_extents", all * EXTENTS) };
-    space.insert(name.into(), needed);
+    space.insert(name, needed);
     let total = memory::total(&space);
     // A checkpoint with state; without room for two of them only the result is written.
     let saved = in_host && total + all * 2 <= free;
@@ -280,21 +298,20 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
         problems.push(format!("stream.tier = ram, but weights and state of {all} don't fit host memory"));
     }
     if saved {
-        space.insert("checkpoints".into(), all * 2);
+        space.insert("checkpoints", all * 2);
     }
     // A 16-bit copy of the result beside the rest, where there is room for one.
     if !in_host && total + export <= free {
-        space.insert("export_16_bit".into(), export);
+        space.insert("export_16_bit", export);
     }
-    let plan = |terms: Terms, budget: Bytes| VramPlan { total: memory::total(&terms), budget, terms };
     Draft {
         state,
         in_host,
         slots,
         split,
-        device: plan(if gpu.is_some() { on_device } else { Terms::new() }, budget),
-        host: plan(host, usable),
-        space: plan(space, free),
+        device: VramPlan::of(&if gpu.is_some() { on_device } else { Terms::new() }, budget),
+        host: VramPlan::of(&host, usable),
+        space: VramPlan::of(&space, free),
         export,
         writes,
         wear,

@@ -4,6 +4,7 @@
 
 use super::moments::{self, allocated, product};
 use super::shape::{Job, Model};
+use super::types::VramPlan;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ const PROCESS: Bytes = Bytes(400 << 20);
 const CEILING: u64 = 1 << 56;
 
 /// Terms by name.
-pub type Terms = BTreeMap<String, Bytes>;
+pub type Terms = BTreeMap<&'static str, Bytes>;
 
 /// Sum of the terms.
 pub fn total(terms: &Terms) -> Bytes {
@@ -28,7 +29,14 @@ pub fn total(terms: &Terms) -> Bytes {
 
 /// The largest term, for messages.
 pub fn largest(terms: &Terms) -> Option<(&str, Bytes)> {
-    terms.iter().max_by_key(|(_, b)| **b).map(|(n, b)| (n.as_str(), *b))
+    terms.iter().max_by_key(|(_, b)| **b).map(|(n, b)| (*n, *b))
+}
+
+impl VramPlan {
+    /// `terms`, their sum, and what there is.
+    pub(super) fn of(terms: &Terms, budget: Bytes) -> VramPlan {
+        VramPlan { total: total(terms), budget, terms: terms.iter().map(|(n, b)| (n.to_string(), *b)).collect() }
+    }
 }
 
 /// What a plan may trade device memory for.
@@ -48,9 +56,9 @@ pub fn device_terms(m: &Model, job: &Job, on_cpu: bool, thrift: Thrift) -> Terms
     let state = allocated(product(&[job.micro_tokens(), m.hidden, m.elem]));
     let step = product(&[state, job.micro]);
     let mut terms = Terms::new();
-    let mut put = |name: &str, bytes: u64| {
+    let mut put = |name: &'static str, bytes: u64| {
         if bytes > 0 {
-            terms.insert(name.into(), Bytes(bytes.min(CEILING)));
+            terms.insert(name, Bytes(bytes.min(CEILING)));
         }
     };
     if !thrift.stream_head {
@@ -90,14 +98,14 @@ pub fn device_terms(m: &Model, job: &Job, on_cpu: bool, thrift: Thrift) -> Terms
 
 /// Host memory beside RAM tier and ring.
 pub fn host_terms(m: &Model, job: &Job, thrift: Thrift) -> Terms {
-    let mut terms = Terms::from([("process".to_string(), PROCESS)]);
+    let mut terms = Terms::from([("process", PROCESS)]);
     // A tied embedding's rows are gathered from the head, unless that isn't on the device.
     if !m.tied || thrift.stream_head {
-        terms.insert("embedding".into(), m.embed);
+        terms.insert("embedding", m.embed);
     }
     if thrift.offload {
         let trained = (m.blocks.len() - job.lowest) as u64;
-        terms.insert("boundaries".into(), Bytes(product(&[job.tokens(), m.hidden, m.elem, trained])));
+        terms.insert("boundaries", Bytes(product(&[job.tokens(), m.hidden, m.elem, trained])));
     }
     terms
 }

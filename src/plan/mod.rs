@@ -15,6 +15,7 @@ mod memory;
 mod moments;
 mod peer;
 mod placement;
+mod room;
 pub mod schedule;
 mod shape;
 mod simulate;

@@ -52,7 +52,7 @@ impl Habit {
     #[must_use]
     pub fn forward(self, block: usize) -> Visit {
         let [a, g, u, d] = Part::ALL.map(|p| segment(block, p));
-        let mut ops = Vec::new();
+        let mut ops = Vec::with_capacity(2 * PARTS);
         if self.split {
             for _ in 0..self.micro.max(1) {
                 ops.extend([a, g, u, d].into_iter().flat_map(|s| [Op::Take(s), Op::Done(s)]));
@@ -74,7 +74,7 @@ impl Habit {
     #[must_use]
     pub fn backward(self, block: usize) -> Visit {
         let [a, g, u, d] = Part::ALL.map(|p| segment(block, p));
-        let mut ops = Vec::new();
+        let mut ops = Vec::with_capacity(2 * PARTS);
         if self.split {
             for _ in 0..self.micro.max(1) {
                 ops.extend([a, g, u, d, u, g, a].into_iter().flat_map(|s| [Op::Take(s), Op::Done(s)]));
@@ -153,6 +153,18 @@ pub struct Load {
     pub visit: u64,
 }
 
+/// A take of the program that is not yet looked at.
+#[derive(Clone, Copy, Debug)]
+struct Take {
+    segment: usize,
+    visit: u64,
+    tick: u64,
+    /// Tick of its done.
+    done: u64,
+    /// Tick of the segment's next take.
+    next: u64,
+}
+
 /// See the module's text. A tick is one [`Op`].
 #[derive(Clone, Debug)]
 pub struct Schedule {
@@ -165,17 +177,24 @@ pub struct Schedule {
     holds: Vec<Option<usize>>,
     /// Slot of each segment, likewise.
     place: Vec<Option<usize>>,
-    /// Ops not yet looked at, with their visit.
-    program: VecDeque<(Op, u64)>,
-    /// Tick of the first of them.
-    cursor: u64,
+    /// Takes not yet looked at.
+    program: VecDeque<Take>,
+    /// Takes looked at or dropped so far.
+    passed: u64,
+    /// Ticks told so far.
+    ticks: u64,
     /// Visits told so far.
     visits: u64,
-    /// `(take, done)` of the uses not yet looked at.
-    uses: Vec<VecDeque<(u64, u64)>>,
+    /// Each segment's last take told, as a count of takes.
+    last: Vec<u64>,
+    /// Tick of each segment's first take not yet looked at.
+    next_use: Vec<u64>,
     /// Tick after the done of the last use looked at.
     free: Vec<u64>,
 }
+
+/// No tick: never.
+const NEVER: u64 = u64::MAX;
 
 impl Schedule {
     /// Empty slots.
@@ -203,31 +222,45 @@ impl Schedule {
             holds: vec![None; at],
             place: vec![None; n],
             program: VecDeque::new(),
-            cursor: 0,
+            passed: 0,
+            ticks: 0,
             visits: 0,
-            uses: vec![VecDeque::new(); n],
+            last: vec![NEVER; n],
+            next_use: vec![NEVER; n],
             free: vec![0; n],
         }
     }
 
     /// Appends visits to the program.
-    pub fn extend(&mut self, visits: impl IntoIterator<Item = Visit>) {
-        let mut tick = self.cursor + self.program.len() as u64;
+    pub fn extend<'a>(&mut self, visits: impl IntoIterator<Item = &'a Visit>) {
         for Visit(ops) in visits {
-            for op in ops {
+            for &op in ops {
+                let tick = self.ticks;
                 match op {
-                    Op::Take(s) => self.uses[s].push_back((tick, u64::MAX)),
-                    Op::Done(s) => {
-                        if let Some(last) = self.uses[s].back_mut() {
-                            last.1 = tick;
+                    Op::Take(segment) => {
+                        match self.told(segment) {
+                            Some(before) => before.next = tick,
+                            None => self.next_use[segment] = tick,
+                        }
+                        self.last[segment] = self.passed + self.program.len() as u64;
+                        self.program.push_back(Take { segment, visit: self.visits, tick, done: NEVER, next: NEVER });
+                    }
+                    Op::Done(segment) => {
+                        if let Some(take) = self.told(segment) {
+                            take.done = tick;
                         }
                     }
                 }
-                self.program.push_back((op, self.visits));
-                tick += 1;
+                self.ticks += 1;
             }
             self.visits += 1;
         }
+    }
+
+    /// The last take told of `segment`, unless it was looked at.
+    fn told(&mut self, segment: usize) -> Option<&mut Take> {
+        let at = self.last[segment];
+        if at == NEVER || at < self.passed { None } else { self.program.get_mut((at - self.passed) as usize) }
     }
 
     /// The next load of the program, if it is needed in a visit before `horizon`.
@@ -235,15 +268,13 @@ impl Schedule {
     /// # Panics
     /// A class has too few slots for what the program holds at once; whoever sizes the slots rules that out.
     pub fn next(&mut self, horizon: u64) -> Option<Load> {
-        while let Some(&(op, visit)) = self.program.front() {
+        while let Some(&Take { segment, visit, tick, done, next }) = self.program.front() {
             if visit >= horizon {
                 return None;
             }
-            let tick = self.cursor;
             self.program.pop_front();
-            self.cursor += 1;
-            let Op::Take(segment) = op else { continue };
-            let (_, done) = self.uses[segment].pop_front().expect("extend noted every take");
+            self.passed += 1;
+            self.next_use[segment] = next;
             self.free[segment] = done.saturating_add(1);
             if self.place[segment].is_some() {
                 continue;
@@ -269,14 +300,21 @@ impl Schedule {
         if let Some(empty) = ring.iter().find(|&&slot| self.holds[slot].is_none()) {
             return *empty;
         }
-        let next_use = |s: usize| self.uses[s].front().map_or(u64::MAX, |u| u.0);
-        ring.iter()
-            .filter_map(|&slot| self.holds[slot].map(|s| (slot, s)))
+        // Needed furthest away; of those the one that was free first; of those the first slot.
+        let mut best: Option<(u64, u64, usize)> = None;
+        for &slot in ring {
+            let Some(s) = self.holds[slot] else { continue };
+            let free = self.free[s];
             // A segment in use is not given up; its done comes after this tick.
-            .filter(|&(_, s)| self.free[s] <= tick)
-            .max_by_key(|&(slot, s)| (next_use(s), std::cmp::Reverse(self.free[s]), std::cmp::Reverse(slot)))
-            .map(|(slot, _)| slot)
-            .expect("a ring holds what the program takes at once")
+            if free > tick {
+                continue;
+            }
+            let next = self.next_use[s];
+            if best.is_none_or(|(n, f, _)| next > n || (next == n && free < f)) {
+                best = Some((next, free, slot));
+            }
+        }
+        best.expect("a ring holds what the program takes at once").2
     }
 
     /// Visits told so far.
@@ -287,9 +325,10 @@ impl Schedule {
 
     /// Drops the rest of the program. `held` is what each slot really holds, at tick `now`, between visits.
     pub fn forget(&mut self, held: &[Option<usize>], now: u64) {
+        self.passed += self.program.len() as u64;
         self.program.clear();
-        self.cursor = now;
-        self.uses.iter_mut().for_each(VecDeque::clear);
+        self.ticks = now;
+        self.next_use.fill(NEVER);
         self.free.fill(0);
         self.holds.copy_from_slice(held);
         self.place.fill(None);
@@ -311,7 +350,7 @@ pub fn steady(slots: &Slots, habit: Habit, n_blocks: usize, lowest: usize, head_
     // told so that the last gives up what a run in its middle would.
     const STEPS: usize = 3;
     for _ in 0..=STEPS {
-        schedule.extend(step.iter().cloned());
+        schedule.extend(&step);
     }
     let visits = step.len() as u64;
     while let Some(load) = schedule.next(visits * STEPS as u64) {
@@ -376,7 +415,7 @@ mod tests {
     #[test]
     fn a_part_is_loaded_as_soon_as_another_retires() {
         let mut s = Schedule::new(&slots(3, 1, 0, &[], 0));
-        s.extend(Habit::default().step(3, 0, 0));
+        s.extend(&Habit::default().step(3, 0, 0));
         let loads: Vec<Load> = std::iter::from_fn(|| s.next(2)).collect();
         // Block 1's attention waits for block 0's attention only (two ops), not for the whole block (eight).
         let second = loads.iter().find(|l| l.segment == segment(1, Part::Attention)).unwrap();
@@ -407,9 +446,9 @@ mod tests {
             let mut queue: VecDeque<Load> = VecDeque::new();
             let (mut tick, mut visit) = (0u64, 0u64);
             let mut used = vec![false; slots.class_of.len()];
-            schedule.extend(step.iter().cloned());
+            schedule.extend(&step);
             for _ in 0..3 {
-                schedule.extend(step.iter().cloned());
+                schedule.extend(&step);
                 for Visit(ops) in &step {
                     while let Some(l) = schedule.next(visit + ahead) { queue.push_back(l); }
                     for op in ops {

@@ -165,6 +165,10 @@ pub struct Model {
     pub unpack: Bytes,
     /// Name and bytes of the largest tensor of the largest block.
     pub heaviest: (String, Bytes),
+    /// The largest of all blocks': slots of an attention part and of a part of the feed-forward, …
+    part_slots: [Bytes; 2],
+    /// … and the host buffer.
+    host_buffer: Bytes,
 }
 
 impl Model {
@@ -213,7 +217,17 @@ impl Model {
             tied: c.head.is_none(),
             unpack,
             heaviest,
+            part_slots: [Bytes::ZERO; 2],
+            host_buffer: Bytes::ZERO,
         }
+        .measured()
+    }
+
+    /// With the largest sizes of its blocks.
+    fn measured(mut self) -> Model {
+        let most = |of: &dyn Fn(&BlockShape) -> Bytes| self.blocks.iter().map(of).max().unwrap_or(Bytes::ZERO);
+        (self.part_slots, self.host_buffer) = ([0, 1].map(|class| most(&|b| b.slots[class])), most(&|b| b.host));
+        self
     }
 
     /// The same model with its block matrices packed at `per_weight` bytes a weight.
@@ -229,7 +243,7 @@ impl Model {
             b.weight_bytes = Bytes(bytes.0 - rest);
         }
         m.unpack = self.blocks.iter().map(|b| Bytes(b.unpacked * self.elem)).max().unwrap_or(Bytes::ZERO);
-        m
+        m.measured()
     }
 
     /// Bytes of all blocks as stored.
@@ -238,7 +252,7 @@ impl Model {
     }
     /// Device slots of an attention part and of a part of the feed-forward: the largest of all blocks.
     pub fn part_slots(&self) -> [Bytes; 2] {
-        [0, 1].map(|class| self.blocks.iter().map(|b| b.slots[class]).max().unwrap_or(Bytes::ZERO))
+        self.part_slots
     }
     /// Slots of one whole block.
     pub fn slot(&self) -> Bytes {
@@ -259,7 +273,7 @@ impl Model {
     }
     /// Largest host buffer.
     pub fn host_buffer(&self) -> Bytes {
-        self.blocks.iter().map(|b| b.host).max().unwrap_or(Bytes::ZERO)
+        self.host_buffer
     }
     /// Output and input width of a projection.
     pub fn projection(&self, target: &str) -> (u64, u64) {

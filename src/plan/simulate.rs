@@ -154,7 +154,7 @@ pub fn step(s: &Scene<'_>, rates: Rates) -> Step {
     let program = s.habit.step(s.n_blocks, s.lowest, s.pieces);
     let visits = program.len() as u64;
     let mut schedule = Schedule::new(s.slots);
-    (0..=STEPS).for_each(|_| schedule.extend(program.iter().cloned()));
+    (0..=STEPS).for_each(|_| schedule.extend(&program));
     let micro = s.habit.micro.max(1) as f64;
     let mut play = Play {
         s,
@@ -192,7 +192,8 @@ pub fn step(s: &Scene<'_>, rates: Rates) -> Step {
                             play.compute(s.head, share);
                         } else {
                             let (block, part) = (&s.blocks[segment / PARTS], segment % PARTS);
-                            let cost = match (sweep, seen[part]) {
+                            // A split visit takes the down projection once for each micro-batch, the others twice.
+                            let cost = match (sweep, seen[part] % if part + 1 == PARTS { 1 } else { 2 }) {
                                 (0, _) => block.forward[part],
                                 (_, 0) => block.recompute[part],
                                 _ => block.back[part],
@@ -219,5 +220,7 @@ pub fn step(s: &Scene<'_>, rates: Rates) -> Step {
         play.device += rates.border;
         play.host = play.device;
     }
-    Step { seconds: play.device - begun, ..play.busy }
+    // A first step from empty slots may leave the second some of its loads; a steady one takes as long as its queues.
+    let seconds = (play.device - begun).max(play.busy.disk).max(play.busy.link);
+    Step { seconds, ..play.busy }
 }

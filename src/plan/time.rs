@@ -5,11 +5,13 @@
 
 use super::cost::{Layout, offloaded};
 use super::fit::Fit;
+use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::simulate::{self, Rates, Scene, Step};
 use super::types::SecondsRange;
-use super::work::{self, Pace};
+use super::work::{self, Cost, Pace};
 use crate::device::Machine;
+use crate::event::TierName;
 
 /// A drive's sustained rate against its rated one.
 const DISK_MARGIN: f64 = 1.3;
@@ -71,12 +73,46 @@ pub fn least(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> f64 {
     play(m, job, machine, fit, [rates(machine)[0]])[0].seconds
 }
 
+/// No LoRA step of `fit` takes less at `machine`'s fastest rates.
+///
+/// What a sweep takes has to be computed in it, and loaded in it but for what the ring holds at its start; reads may be
+/// ahead by the host ring, but over a whole step that evens out.
+pub fn bound(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> f64 {
+    let (rates, pace) = (rates(machine)[0], pace(machine));
+    let most = |part: usize| m.blocks.iter().map(|b| b.parts[part].0).max().unwrap_or(0);
+    let piece = m.head_stored().0.div_ceil(m.vocab.div_ceil(m.head_rows().max(1)).max(1));
+    let widest = (1..PARTS).map(most).fold(if fit.stream.head.is_some() { piece } else { 0 }, u64::max);
+    let held = fit.stream.ring[0] as f64 * most(0) as f64 + fit.stream.ring[1] as f64 * widest as f64;
+    let ahead = fit.stream.host_ring.0 as f64 / rates.disk;
+    let micro = job.micro.max(1) as f64;
+    // Seconds of compute, reads and copies on the way up and down.
+    let mut sweeps = [[0.0; 3]; 2];
+    for (i, visit) in work::blocks(m, job, &pace).iter().enumerate() {
+        let device = |costs: &[Cost]| costs.iter().map(|c| c.device).sum::<f64>() * micro * rates.compute;
+        let bytes = m.blocks[i].stored.0 as f64;
+        let read = if fit.tiers[i] == TierName::Disk { bytes / rates.disk } else { 0.0 };
+        let copied = if fit.tiers[i] == TierName::Vram { 0.0 } else { bytes / rates.link };
+        let mut add = |sweep: usize, compute: f64| {
+            [compute, read, copied].iter().zip(&mut sweeps[sweep]).for_each(|(s, sum)| *sum += s);
+        };
+        add(0, device(&visit.forward));
+        if i >= job.lowest {
+            add(1, device(&visit.recompute) + device(&visit.back));
+        }
+    }
+    let head = work::head(m, job, &pace).device * rates.compute;
+    let sweeps = sweeps.map(|[compute, read, copied]| [compute, read - held / rates.disk, copied - held / rates.link]);
+    let alone: f64 = sweeps.iter().map(|[compute, read, copied]| compute.max(read - ahead).max(*copied)).sum();
+    let [read, copied] = [1, 2].map(|queue| sweeps[0][queue].max(0.0) + sweeps[1][queue].max(0.0));
+    (alone + head).max(read).max(copied)
+}
+
 /// Plays one LoRA step of `fit` at each of `rates`.
 fn play<const N: usize>(m: &Model, job: &Job, machine: &Machine, fit: &Fit, rates: [Rates; N]) -> [Step; N] {
     let layout = Layout::of(m, job, fit);
     let pace = pace(machine);
     let bytes: Vec<f64> = layout.bytes.iter().map(|b| b.0 as f64).collect();
-    let blocks: Vec<_> = (0..m.blocks.len()).map(|i| work::block(m, job, i, &pace)).collect();
+    let blocks = work::blocks(m, job, &pace);
     let trained = (m.blocks.len() - job.lowest) as f64;
     let scene = Scene {
         n_blocks: m.blocks.len(),
@@ -141,7 +177,6 @@ mod tests {
     use crate::checkpoint::Dtype;
     use crate::config::RunConfig;
     use crate::device::Kernels;
-    use crate::event::TierName;
     use crate::plan::made::{LLAMA3_8B, checkpoint};
     use crate::plan::types::StreamPlan;
 

@@ -2,7 +2,7 @@
 
 use super::cost::{Loads, loads};
 use super::fit::{Fit, fit, settled};
-use super::memory::{self, Terms};
+use super::memory::Terms;
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::types::{BlockPlace, ModePlan, TierBytes, Verdict, VramPlan};
@@ -127,11 +127,11 @@ fn space(x: &Inputs<'_>) -> VramPlan {
     };
     let mut terms = Terms::new();
     if x.checkpoint.not_here {
-        terms.insert("download".into(), x.checkpoint.total_bytes());
+        terms.insert("download", x.checkpoint.total_bytes());
     }
-    terms.insert("checkpoints".into(), Bytes(w.save.0.saturating_mul(kept).min(1 << 56)));
-    terms.insert("adapter".into(), w.once);
-    VramPlan { total: memory::total(&terms), budget: x.machine.disk.free, terms }
+    terms.insert("checkpoints", Bytes(w.save.0.saturating_mul(kept).min(1 << 56)));
+    terms.insert("adapter", w.once);
+    VramPlan::of(&terms, x.machine.disk.free)
 }
 
 /// Reasons that no placement can cure.

@@ -243,6 +243,16 @@ pub(super) fn block(m: &Model, job: &Job, index: usize, pace: &Pace) -> VisitCos
     }
 }
 
+/// The cost of every block's visits. Most blocks are like the one before.
+pub(super) fn blocks(m: &Model, job: &Job, pace: &Pace) -> Vec<VisitCost> {
+    let mut all: Vec<VisitCost> = Vec::with_capacity(m.blocks.len());
+    for (i, b) in m.blocks.iter().enumerate() {
+        let alike = i > 0 && i != job.lowest && b.gemm_parts == m.blocks[i - 1].gemm_parts;
+        all.push(if alike { all[i - 1] } else { block(m, job, i, pace) });
+    }
+    all
+}
+
 /// What one micro-batch's forward and backward visits of a trained block of `checkpoint` cost, one block like the other.
 ///
 /// # Errors

@@ -130,7 +130,7 @@ impl Streamer {
         for visit in visits {
             let number = self.schedule.visits();
             self.program.extend(visit.0.iter().map(|&op| (op, number)));
-            self.schedule.extend([visit]);
+            self.schedule.extend([&visit]);
         }
     }
 

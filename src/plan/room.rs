@@ -1,0 +1,410 @@
+//! The room that a machine, a config and a thrift leave for blocks, and splits of blocks that keep to it.
+
+use super::fit::Fit;
+use super::memory::{self, Terms, Thrift};
+use super::placement::{Pattern, place};
+use super::schedule::PARTS;
+use super::shape::{Job, Model};
+use super::types::{StreamPlan, VramPlan};
+use crate::config::{Resident, RunConfig};
+use crate::device::Machine;
+use crate::event::TierName;
+use crate::units::{Bytes, GIB};
+
+/// A limit and its source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limit {
+    /// Bytes.
+    pub bytes: Bytes,
+    /// In words, e.g. `stream.host_budget`.
+    pub source: String,
+}
+
+/// Everything the search needs.
+pub struct Room<'a> {
+    m: &'a Model,
+    job: &'a Job,
+    config: &'a RunConfig,
+    /// Ring slots wished for.
+    slots: usize,
+    thrift: Thrift,
+    pattern: Pattern,
+    device_fixed: Terms,
+    host_fixed: Terms,
+    /// Sums of both: splits are weighed by the hundred.
+    fixed: [Bytes; 2],
+    /// All of device memory the plan may use; `None` = the device is the host's memory.
+    device: Option<Limit>,
+    /// All of host memory the plan may use.
+    host: Bytes,
+    /// Host memory for weights (RAM tier, ring, and on a CPU the slots).
+    weights: Limit,
+    integrated: bool,
+}
+
+/// One way to split the blocks, and what it takes beside the fixed terms.
+pub struct Split {
+    tiers: Vec<TierName>,
+    slots: usize,
+    /// Slots by class.
+    ring: [usize; 2],
+    /// These slots.
+    ring_bytes: Bytes,
+    /// Blocks on the device.
+    residents: Bytes,
+    /// Blocks, and a streamed head, in host memory.
+    ram_tier: Bytes,
+    /// Host ring for disk reads.
+    host_ring: Bytes,
+}
+
+/// Most a plan takes for reads on their way: more does not make a drive faster.
+const RING_MOST: Bytes = Bytes(2 * GIB);
+/// What it takes before it gives blocks a place in host memory.
+const RING_WISHED: Bytes = Bytes(256 << 20);
+/// For blocks that are read once, at the start.
+const RING_ONCE: Bytes = Bytes(128 << 20);
+/// Below this there is no room for two chunks and the reads between them.
+const RING_LEAST: Bytes = Bytes(1 << 20);
+
+/// Free host memory kept for everything else on the machine.
+pub fn reserve(available: Bytes) -> Bytes {
+    Bytes((available.0 / 8).min(GIB))
+}
+
+impl<'a> Room<'a> {
+    /// As thrifty as `fit`, with as long a ring.
+    pub fn like(fit: &Fit, m: &'a Model, job: &'a Job, machine: &Machine, config: &'a RunConfig) -> Room<'a> {
+        let s = &fit.stream;
+        let thrift = Thrift { stream_head: s.head.is_some(), offload: s.offload, mlp_chunk: s.mlp_chunk as u64 };
+        let slots = if fit.slots == 0 { config.stream.ring_slots().max(1) } else { fit.slots };
+        Room::new(m, job, machine, config, thrift, slots)
+    }
+
+    pub fn new(
+        m: &'a Model,
+        job: &'a Job,
+        machine: &Machine,
+        config: &'a RunConfig,
+        thrift: Thrift,
+        slots: usize,
+    ) -> Room<'a> {
+        let gpu = machine.gpu.as_ref();
+        let host_fixed = memory::host_terms(m, job, thrift);
+        let device_fixed = memory::device_terms(m, job, gpu.is_none(), thrift);
+        let available = machine.ram.available;
+        let mut host = available.saturating_sub(reserve(available));
+        let source = if machine.ram.limited_by == "cgroup" { "the cgroup's limit" } else { "free host memory" };
+        let own = Limit { bytes: host, source: source.into() };
+        let integrated = gpu.is_some_and(|g| g.integrated);
+        let device = gpu.map(|g| {
+            let mut limit = Limit { bytes: g.vram_free.saturating_sub(g.overhead), source: "free VRAM".into() };
+            if integrated && host < limit.bytes {
+                limit = Limit { bytes: host, source: "the memory it shares with the host".into() };
+            }
+            let asked = Bytes(config.stream.vram_budget.0);
+            if asked > Bytes::ZERO && asked < limit.bytes {
+                limit = Limit { bytes: asked, source: "stream.vram_budget".into() };
+            }
+            limit
+        });
+        if integrated {
+            host = device.as_ref().map_or(host, |d| host.min(d.bytes));
+        }
+        let fixed = [memory::total(&device_fixed), memory::total(&host_fixed)];
+        let taken = fixed[1] + if device.is_none() || integrated { fixed[0] } else { Bytes::ZERO };
+        let mut weights = Limit { bytes: host.saturating_sub(taken), source: own.source };
+        if gpu.is_some() && machine.ram.pinnable < weights.bytes {
+            weights = Limit { bytes: machine.ram.pinnable, source: "pinnable host memory".into() };
+        }
+        let asked = Bytes(config.stream.host_budget.0);
+        if asked > Bytes::ZERO && asked < weights.bytes {
+            weights = Limit { bytes: asked, source: "stream.host_budget".into() };
+        }
+        let pattern = Pattern::default();
+        Room {
+            m,
+            job,
+            config,
+            slots,
+            thrift,
+            pattern,
+            device_fixed,
+            host_fixed,
+            fixed,
+            device,
+            host,
+            weights,
+            integrated,
+        }
+    }
+
+    pub fn fit(mut self, pattern: Pattern) -> Fit {
+        self.pattern = pattern;
+        let fixed = self.fixed_problems();
+        let found = if fixed.is_empty() { self.search(true) } else { None };
+        let mut problems = fixed;
+        let (split, mut notes) = match found {
+            Some(found) => found,
+            None => {
+                if problems.is_empty() {
+                    problems.push(self.why_not());
+                }
+                (self.split(0, self.slots.min(self.m.blocks.len()), 0), Vec::new())
+            }
+        };
+        let on_disk = split.tiers.iter().filter(|t| **t == TierName::Disk).count();
+        if self.config.stream.tier == "ram" && on_disk > 0 && problems.is_empty() {
+            problems.push(format!(
+                "stream.tier = ram, but {on_disk} blocks find no place in the {} that {} allows for weights",
+                self.weights.bytes, self.weights.source
+            ));
+        }
+        if self.integrated {
+            notes.push("integrated/shared memory: device and host needs are added into one budget".into());
+        }
+        self.finish(split, problems, notes)
+    }
+
+    /// Whether anything fits, `disk` or not: blocks on disk allowed.
+    pub fn fits(&self, disk: bool) -> bool {
+        let disk = disk && self.config.stream.tier != "ram";
+        self.fixed_fit() && self.search(disk).is_some()
+    }
+
+    /// Whether there is room for the terms that no split can help.
+    fn fixed_fit(&self) -> bool {
+        let [device, host] = self.fixed;
+        match &self.device {
+            Some(d) if !self.integrated => device <= d.bytes && host <= self.host,
+            _ => host + device <= self.host,
+        }
+    }
+
+    /// Terms that no split can help.
+    pub fn fixed_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut check = |what: &str, terms: &Terms, have: Bytes, source: &str| {
+            let need = memory::total(terms);
+            if need > have {
+                let (name, bytes) = memory::largest(terms).unwrap_or(("", Bytes::ZERO));
+                problems.push(format!(
+                    "{what} needs {need} before any block, {have} are there ({source}); largest: {} {bytes}",
+                    name.replace('_', " ")
+                ));
+            }
+        };
+        let mut host = self.host_fixed.clone();
+        match &self.device {
+            Some(d) if !self.integrated => check("device memory", &self.device_fixed, d.bytes, &d.source),
+            _ => host.extend(self.device_fixed.clone()),
+        }
+        check("host memory", &host, self.host, "free host memory less a reserve");
+        problems
+    }
+
+    /// Blocks that may stay on the device. On a CPU they would only be second copies: none unless asked for.
+    fn resident_limit(&self) -> usize {
+        let n = self.m.blocks.len();
+        match self.config.stream.resident_blocks {
+            Resident::AtMost(k) => k.min(n),
+            Resident::Auto if self.device.is_none() => 0,
+            Resident::Auto => n,
+        }
+    }
+
+    /// The first split that fits: most residents, then most blocks in host memory; a shorter ring only as a last
+    /// resort, and only when its length was not asked for.
+    /// Without `disk` every block must find a place in memory.
+    fn search(&self, disk: bool) -> Option<(Split, Vec<String>)> {
+        let n = self.m.blocks.len();
+        let limit = self.resident_limit();
+        for resident in (0..=limit).rev() {
+            let slots = self.slots.min(n - resident);
+            if !self.device_fits(resident, slots) {
+                continue;
+            }
+            if let Some(split) = self.fill_host(resident, slots, disk) {
+                return Some((split, Vec::new()));
+            }
+        }
+        if self.config.stream.slots > 0 {
+            return None;
+        }
+        let shorter = (1..self.slots.min(n)).rev().filter(|s| self.device_fits(0, *s)).find_map(|slots| {
+            let note = format!("the ring is cut from {} to {slots} slots to fit", self.slots);
+            Some((self.fill_host(0, slots, disk)?, vec![note]))
+        });
+        // A block that doesn't fit whole can still pass part by part.
+        shorter.or_else(|| self.device_fits(0, 0).then(|| Some((self.fill_host(0, 0, disk)?, Vec::new())))?)
+    }
+
+    fn device_fits(&self, resident: usize, slots: usize) -> bool {
+        let Some(device) = &self.device else { return true };
+        let [attention, feed_forward] = self.m.part_slots();
+        let ring = self.ring(self.m.blocks.len() - resident, slots);
+        let blocks = attention * (ring[0] + resident) as u64 + feed_forward * (ring[1] + resident * (PARTS - 1)) as u64;
+        self.fixed[0] + blocks <= device.bytes
+    }
+
+    /// Ring slots by class for `slots` whole blocks of `streamed` ones.
+    fn ring(&self, streamed: usize, slots: usize) -> [usize; 2] {
+        match slots {
+            _ if streamed == 0 => [0, if self.thrift.stream_head { 2 } else { 0 }],
+            0 => [1, 1],
+            // One attention part more: the next block begins with it, and the link goes on while this one ends.
+            k => [k + usize::from(k < streamed), k * (PARTS - 1)],
+        }
+    }
+
+    /// Most blocks in host memory for this many on the device; all the others if not some may stay on `disk`.
+    fn fill_host(&self, resident: usize, slots: usize, disk: bool) -> Option<Split> {
+        let streamed = self.m.blocks.len() - resident;
+        let most = if self.config.stream.tier == "disk" { 0 } else { streamed };
+        // More blocks never need less: the most that fit are found by halving.
+        let (mut fits, mut over) = (None, most + 1);
+        let mut low = if disk { 0 } else { streamed };
+        while low < over {
+            let ram = (low + over) / 2;
+            let split = self.split(resident, slots, ram);
+            if self.host_fits(&split) {
+                (fits, low) = (Some(split), ram + 1);
+            } else {
+                over = ram;
+            }
+        }
+        fits
+    }
+
+    /// Whether a split fits device and host as it is.
+    pub fn holds(&self, s: &Split) -> bool {
+        self.device.as_ref().is_none_or(|d| self.on_device(s) <= d.bytes) && self.host_fits(s)
+    }
+
+    /// What computes in device memory, or in host memory where the device has none of its own.
+    fn on_device(&self, s: &Split) -> Bytes {
+        self.fixed[0] + s.ring_bytes + s.residents
+    }
+
+    fn host_fits(&self, s: &Split) -> bool {
+        let mut weights = s.ram_tier + s.host_ring;
+        let mut all = self.fixed[1] + weights;
+        if self.device.is_none() {
+            weights = weights + s.ring_bytes + s.residents;
+        }
+        if self.device.is_none() || self.integrated {
+            all += self.on_device(s);
+        }
+        weights <= self.weights.bytes && all <= self.host
+    }
+
+    /// Host ring for as many blocks ahead as the config asks.
+    fn wished_ring(&self, on_disk: usize) -> Bytes {
+        let blocks = (self.config.stream.prefetch_ahead + 1).min(on_disk.max(1));
+        (self.m.host_buffer() * blocks as u64).min(RING_MOST)
+    }
+
+    /// `slots` whole blocks in the ring; 0: one part of each kind.
+    fn split(&self, resident: usize, slots: usize, ram: usize) -> Split {
+        self.split_as(place(self.pattern, self.m.blocks.len(), self.job.lowest, resident, ram, slots), slots)
+    }
+
+    /// The same with each block's tier given.
+    pub fn split_as(&self, tiers: Vec<TierName>, slots: usize) -> Split {
+        let n = tiers.len();
+        let of = |tier: TierName| tiers.iter().filter(|t| **t == tier).count();
+        let (resident, ram) = (of(TierName::Vram), of(TierName::Ram));
+        let sum = |tier: TierName, of: fn(&super::shape::BlockShape) -> Bytes| -> Bytes {
+            tiers.iter().zip(&self.m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| of(b)).sum()
+        };
+        let [attention, feed_forward] = self.m.part_slots();
+        let streamed = n - resident;
+        let ring = self.ring(streamed, slots);
+        let parts = PARTS as u64 - 1;
+        let residents = (attention + feed_forward * parts) * resident as u64;
+        let head_on_disk = self.thrift.stream_head && self.config.stream.tier == "disk";
+        let mut ram_tier = sum(TierName::Ram, |b| b.host);
+        if self.thrift.stream_head && !head_on_disk {
+            ram_tier += self.m.head_stored();
+        }
+        let on_disk = tiers.iter().filter(|t| **t == TierName::Disk).count();
+        let left = self.weights.bytes.saturating_sub(ram_tier);
+        // Where no block waits in host memory nothing else wants it: down to the least.
+        let (wished, least) = match (on_disk > 0 || head_on_disk, ram) {
+            (false, _) if resident == 0 => (Bytes::ZERO, Bytes::ZERO),
+            (false, _) => (RING_ONCE, RING_LEAST),
+            (true, 0) => (self.wished_ring(on_disk), RING_LEAST),
+            (true, _) => (self.wished_ring(on_disk), RING_WISHED),
+        };
+        let host_ring = wished.min(left.max(least));
+        let ring_bytes = attention * ring[0] as u64 + feed_forward * ring[1] as u64;
+        Split { tiers, slots, ring, ring_bytes, residents, ram_tier, host_ring }
+    }
+
+    /// The reason no split fits although the fixed terms do.
+    fn why_not(&self) -> String {
+        let least =
+            self.split(0, if self.config.stream.slots > 0 { self.slots.min(self.m.blocks.len()) } else { 1 }, 0);
+        let (slot, (tensor, bytes)) = (self.m.slot(), &self.m.heaviest);
+        match &self.device {
+            Some(d) if self.on_device(&least) > d.bytes => {
+                let left = d.bytes.saturating_sub(self.fixed[0]);
+                format!(
+                    "{} ring slot(s) of {slot} need {} on the device, {left} of {} ({}) are left; \
+                     the largest tensor of a block is '{tensor}' with {bytes}",
+                    least.slots,
+                    slot * least.slots as u64,
+                    d.bytes,
+                    d.source
+                )
+            }
+            _ => {
+                let mut need = RING_LEAST;
+                if self.device.is_none() {
+                    need += slot * least.slots as u64;
+                }
+                format!(
+                    "the ring needs {need} of host memory, {} allows {} for weights; \
+                     the largest tensor of a block is '{tensor}' with {bytes}",
+                    self.weights.source, self.weights.bytes
+                )
+            }
+        }
+    }
+
+    pub fn finish(&self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
+        let (mut device, mut host) = (self.device_fixed.clone(), self.host_fixed.clone());
+        let put = |terms: &mut Terms, name: &'static str, bytes: Bytes| {
+            if bytes > Bytes::ZERO {
+                terms.insert(name, bytes);
+            }
+        };
+        put(&mut device, "slots", split.ring_bytes);
+        put(&mut device, "resident_blocks", split.residents);
+        put(&mut host, "ram_tier", split.ram_tier);
+        put(&mut host, "ring", split.host_ring);
+        if self.device.is_none() {
+            host.append(&mut device);
+        }
+        let budget = self.device.as_ref().map_or(Bytes::ZERO, |d| d.bytes);
+        let on_disk = self.config.stream.tier == "disk";
+        let stream = StreamPlan {
+            ring: split.ring,
+            head: self.thrift.stream_head.then_some(if on_disk { TierName::Disk } else { TierName::Ram }),
+            host_ring: split.host_ring,
+            offload: self.thrift.offload,
+            mlp_chunk: self.thrift.mlp_chunk as usize,
+            split: split.slots == 0 && split.ring[0] > 0,
+        };
+        Fit {
+            tiers: split.tiers,
+            slots: split.slots,
+            stream,
+            vram: VramPlan::of(&device, budget),
+            host: VramPlan::of(&host, self.host),
+            problems,
+            notes,
+            host_limit: self.weights.clone(),
+        }
+    }
+}
