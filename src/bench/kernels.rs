@@ -7,6 +7,7 @@ use crate::checkpoint::{Checkpoint, Dtype, Role};
 use crate::config::RunConfig;
 use crate::device::{Kernels, shim};
 use crate::error::{Error, Result};
+use crate::model::attention::{self, Qkv};
 use crate::model::rope::RopeTable;
 use crate::model::{
     Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels as Ops, Whole, block_backward, block_forward,
@@ -61,7 +62,7 @@ pub fn run(device: Device, flops: f64) -> Result<Kernels> {
     let memory = 6.0 * ELEMENTS as f64 / seconds;
     drop((large, other));
 
-    let rates: Vec<[f64; 2]> = LENGTHS.iter().map(|&s| attention(s, bf16, &timed)).collect::<Result<_>>()?;
+    let rates: Vec<[f64; 2]> = LENGTHS.iter().map(|&s| attention_rates(s, bf16, &timed)).collect::<Result<_>>()?;
     let curve = |way: usize| half_rate(LENGTHS, [rates[0][way], rates[1][way]]);
     // A product of a few waves: what it takes beyond its FLOP, every kernel takes.
     let [m, n, k] = MIDDLING;
@@ -89,18 +90,18 @@ pub fn run(device: Device, flops: f64) -> Result<Kernels> {
 }
 
 /// FLOP/s of causal attention over 32 query and 8 key heads of 128, forward and backward, in a row of `length`.
-fn attention(length: usize, options: (Kind, Device), timed: &Timed<'_>) -> Result<[f64; 2]> {
+fn attention_rates(length: usize, options: (Kind, Device), timed: &Timed<'_>) -> Result<[f64; 2]> {
     let heads = |n: i64| Tensor::f_randn([1, length as i64, n, 128], options);
     let (q, k, v) = (heads(32)?, heads(8)?, heads(8)?);
-    let scale = 1.0 / 128_f64.sqrt();
+    let (qkv, ops) = (Qkv { q, k, v }, Ops::of(options.1));
     let flop = 2.0 * (length * length * 4096) as f64;
     let up = timed(&mut || {
-        drop(shim::flash_forward(&q, &k, &v, scale, None)?);
+        drop(attention::forward(ops, &qkv, None, None, false)?);
         Ok(())
     })?;
-    let saved = shim::flash_forward(&q, &k, &v, scale, None)?;
+    let attended = attention::forward(ops, &qkv, None, None, true)?;
     let down = timed(&mut || {
-        drop(shim::flash_backward(&q, [&q, &k, &v], &saved, scale, None)?);
+        drop(attention::backward(&qkv.q, &qkv, &attended, None)?);
         Ok(())
     })?;
     Ok([flop / up, 2.5 * flop / down])

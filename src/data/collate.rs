@@ -18,7 +18,7 @@ pub struct Batch {
     pub labels: Vec<i64>,
     /// Rows.
     pub rows: usize,
-    /// Places per row: the longest row's tokens.
+    /// Places per row: the longest row's tokens, or more.
     pub len: usize,
     /// Tokens of each row before padding.
     pub lengths: Vec<usize>,
@@ -40,6 +40,22 @@ impl Batch {
             }
         }
         Batch { ids, labels, rows: rows.len(), len, lengths: rows.iter().map(|r| r.ids.len()).collect() }
+    }
+
+    /// The same with rows of `len` places, if they are shorter.
+    #[must_use]
+    pub fn padded(self, len: usize) -> Batch {
+        if len <= self.len {
+            return self;
+        }
+        let wider = |values: &[i64], fill: i64| {
+            let mut out = vec![fill; self.rows * len];
+            for (to, from) in out.chunks_mut(len).zip(values.chunks(self.len.max(1))) {
+                to[..from.len()].copy_from_slice(from);
+            }
+            out
+        };
+        Batch { ids: wider(&self.ids, 0), labels: wider(&self.labels, IGNORE), len, ..self }
     }
 
     /// Tokens that carry loss.
@@ -86,6 +102,17 @@ mod tests {
         let batch = Batch::new(&[&short, &long]);
         assert_eq!(batch.labels, [0, IGNORE, IGNORE, IGNORE, 0, IGNORE, 0, IGNORE]);
         assert_eq!(batch.trained_tokens(), 3);
+    }
+
+    #[test]
+    fn rows_made_longer_keep_their_tokens() {
+        let rows = [row(&[5, 6, 7], &[0, 1, 1]), row(&[9, 8], &[0, 1])];
+        let batch = Batch::new(&[&rows[0], &rows[1]]);
+        let wide = batch.clone().padded(5);
+        assert_eq!(wide.ids, [5, 6, 7, 0, 0, 9, 8, 0, 0, 0]);
+        assert_eq!(wide.labels, [6, 7, IGNORE, IGNORE, IGNORE, 8, IGNORE, IGNORE, IGNORE, IGNORE]);
+        assert_eq!((wide.tokens(), wide.trained_tokens(), wide.len), (5, 3, 5));
+        assert_eq!(batch.clone().padded(2), batch);
     }
 
     #[test]

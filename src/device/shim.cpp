@@ -1,5 +1,5 @@
 // What tch does not reach: autograd with output gradients, allocator figures, stream control,
-// deterministic mode, scaled GEMMs into given memory and flash attention. No CUDA header is needed: everything
+// deterministic mode, scaled GEMMs into given memory and attention kernels. No CUDA header is needed: everything
 // goes through libtorch's device-neutral interfaces, which a late-loaded libtorch_cuda serves.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -32,7 +32,7 @@ template <typename F> int guarded(F f) {
 }
 
 // Calls under it go straight to the backend: nothing is recorded, and autograd's wrappers, which refuse the undefined
-// tensors that flash attention's backward takes, are passed by.
+// tensors that attention's backward takes, are passed by.
 using Unrecorded = at::AutoDispatchBelowADInplaceOrView;
 
 const at::Tensor& tensor(void* p) { return *static_cast<at::Tensor*>(p); }
@@ -178,7 +178,37 @@ int bstui_flash_backward(void* grad, void* q, void* k, void* v, void** saved, do
   });
 }
 
-// The same over packed rows: q [N,H,D], k and v [N,Hkv,D], cu_seqlens I32 [rows+1]; window_left < 0: no window.
+// cuDNN's causal attention over the same tensors. result: out [B,S,H,D], log-sum-exp, random state.
+int bstui_cudnn_forward(void* q, void* k, void* v, double scale, bool keep, void** result) {
+  return guarded([&] {
+    Unrecorded unrecorded;
+    auto heads_first = [](void* t) { return tensor(t).transpose(1, 2); };
+    auto r = at::_scaled_dot_product_cudnn_attention(heads_first(q), heads_first(k), heads_first(v), std::nullopt,
+                                                     /*compute_log_sumexp=*/keep, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                                     /*return_debug_mask=*/false, scale);
+    result[0] = new at::Tensor(std::get<0>(r).transpose(1, 2).contiguous());
+    result[1] = new at::Tensor(std::get<1>(r));
+    result[2] = new at::Tensor(std::get<6>(r));
+    result[3] = new at::Tensor(std::get<7>(r));
+  });
+}
+
+// Its backward; saved is what forward gave with keep. result: gradients of q, k and v, dense.
+int bstui_cudnn_backward(void* grad, void* q, void* k, void* v, void** saved, double scale, void** result) {
+  return guarded([&] {
+    Unrecorded unrecorded;
+    auto heads_first = [](void* t) { return tensor(t).transpose(1, 2); };
+    auto r = at::_scaled_dot_product_cudnn_attention_backward(
+        heads_first(grad), heads_first(q), heads_first(k), heads_first(v), heads_first(saved[0]), tensor(saved[1]),
+        tensor(saved[2]), tensor(saved[3]), at::Tensor(), at::Tensor(), at::Tensor(), tensor(q).size(1),
+        tensor(k).size(1), /*dropout_p=*/0.0, /*is_causal=*/true, scale);
+    result[0] = new at::Tensor(std::get<0>(r).transpose(1, 2).contiguous());
+    result[1] = new at::Tensor(std::get<1>(r).transpose(1, 2).contiguous());
+    result[2] = new at::Tensor(std::get<2>(r).transpose(1, 2).contiguous());
+  });
+}
+
+// Flash attention over packed rows: q [N,H,D], k and v [N,Hkv,D], cu_seqlens I32 [rows+1]; window_left < 0: no window.
 int bstui_flash_varlen(void* q, void* k, void* v, void* cu_seqlens, int64_t max_len, double scale, int64_t window_left,
                        void** out) {
   return guarded([&] {

@@ -47,6 +47,23 @@ unsafe extern "C" {
         window_left: i64,
         result: *mut *mut c_void,
     ) -> c_int;
+    fn bstui_cudnn_forward(
+        q: *mut c_void,
+        k: *mut c_void,
+        v: *mut c_void,
+        scale: f64,
+        keep: bool,
+        result: *mut *mut c_void,
+    ) -> c_int;
+    fn bstui_cudnn_backward(
+        grad: *mut c_void,
+        q: *mut c_void,
+        k: *mut c_void,
+        v: *mut c_void,
+        saved: *mut *mut c_void,
+        scale: f64,
+        result: *mut *mut c_void,
+    ) -> c_int;
     fn bstui_flash_varlen(
         q: *mut c_void,
         k: *mut c_void,
@@ -274,8 +291,9 @@ pub fn gemm_f32(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64) -> Result<()> 
     check(unsafe { bstui_gemm_f32(raw(out), raw(a), raw(b), alpha) }, "a matrix product into f32")
 }
 
-/// What the backward pass of [`flash_forward`] needs: out, log-sum-exp, and two tensors of random state.
-pub type FlashSaved = [Tensor; 4];
+/// What the backward pass of [`flash_forward`] or [`cudnn_forward`] needs: out, log-sum-exp, and two tensors of random
+/// state.
+pub type AttentionSaved = [Tensor; 4];
 
 /// Causal flash attention on the GPU: q `[B,S,H,D]`, k and v `[B,S,Hkv,D]` → first of the result, `[B,S,H,D]`.
 ///
@@ -283,7 +301,7 @@ pub type FlashSaved = [Tensor; 4];
 ///
 /// # Errors
 /// Types or shapes the kernel doesn't take.
-pub fn flash_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: Option<usize>) -> Result<FlashSaved> {
+pub fn flash_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: Option<usize>) -> Result<AttentionSaved> {
     let mut result = [std::ptr::null_mut(); 4];
     let left = window.map_or(-1, |w| w as i64 - 1);
     // SAFETY: pointers to live tensors; `result` has room for the four that the shim makes.
@@ -299,7 +317,7 @@ pub fn flash_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: Opt
 pub fn flash_backward(
     grad: &Tensor,
     [q, k, v]: [&Tensor; 3],
-    saved: &FlashSaved,
+    saved: &AttentionSaved,
     scale: f64,
     window: Option<usize>,
 ) -> Result<[Tensor; 3]> {
@@ -311,6 +329,38 @@ pub fn flash_backward(
         bstui_flash_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, left, result.as_mut_ptr())
     };
     check(code, "flash attention's backward")?;
+    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+}
+
+/// cuDNN's causal attention, as [`flash_forward`]; with `keep`, the result can go through [`cudnn_backward`].
+///
+/// # Errors
+/// No cuDNN is there, or types or shapes that it doesn't take.
+pub fn cudnn_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, keep: bool) -> Result<AttentionSaved> {
+    let mut result = [std::ptr::null_mut(); 4];
+    // SAFETY: pointers to live tensors; `result` has room for the four that the shim makes.
+    let code = unsafe { bstui_cudnn_forward(raw(q), raw(k), raw(v), scale, keep, result.as_mut_ptr()) };
+    check(code, "cuDNN's attention")?;
+    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+}
+
+/// As [`flash_backward`], from what [`cudnn_forward`] kept.
+///
+/// # Errors
+/// As [`cudnn_forward`].
+pub fn cudnn_backward(
+    grad: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    saved: &AttentionSaved,
+    scale: f64,
+) -> Result<[Tensor; 3]> {
+    let mut result = [std::ptr::null_mut(); 3];
+    let mut kept = [raw(&saved[0]), raw(&saved[1]), raw(&saved[2]), raw(&saved[3])];
+    // SAFETY: pointers to live tensors, which the shim only reads; `result` has room for the three it makes.
+    let code = unsafe {
+        bstui_cudnn_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, result.as_mut_ptr())
+    };
+    check(code, "the backward pass of cuDNN's attention")?;
     Ok(result.map(|p| owned(p).expect("the shim made each of them")))
 }
 

@@ -122,7 +122,7 @@ impl Run<'_> {
         let before =
             (self.walk.streamer.totals(), self.walk.boundaries.moved(), io::written_by_workers(&io::RECORD_THREADS));
         let rows: Vec<&Row> = self.sampler.rows(index).into_iter().map(|i| &self.data.train[i]).collect();
-        let batches = micro_batches(&rows, train.per_device_train_batch_size);
+        let batches = self.batches(&rows);
         let due_eval = train.eval_steps > 0 && (index + 1).is_multiple_of(train.eval_steps);
         let more = index + 1 < self.steps_total && !due_eval;
         let context = StepContext { step: index, seed: train.seed, more };
@@ -132,7 +132,8 @@ impl Run<'_> {
         if more {
             // While the device computes: what the next step needs from the host.
             let rows: Vec<&Row> = self.sampler.rows(index + 1).into_iter().map(|i| &self.data.train[i]).collect();
-            self.walk.prepare(&micro_batches(&rows, train.per_device_train_batch_size))?;
+            let next = self.batches(&rows);
+            self.walk.prepare(&next)?;
         }
         let StepLoss { loss, trained_tokens, tokens, mut grad } = queued.read();
         let norm = norm.double_value(&[]);
@@ -189,6 +190,17 @@ impl Run<'_> {
         }))
     }
 
+    /// `rows` in micro-batches, as long as the kernels like them.
+    fn batches(&self, rows: &[&Row]) -> Vec<Batch> {
+        let (config, walk) = (&self.job.config, &self.walk);
+        let batches = micro_batches(rows, config.train.per_device_train_batch_size).into_iter();
+        let padded = |b: Batch| {
+            let len = walk.row_length(b.len, config.data.max_length);
+            b.padded(len)
+        };
+        batches.map(padded).collect()
+    }
+
     /// Loss and gradient of a step, in halves if the device runs out of memory; `None` when it was stopped at once.
     fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<Option<QueuedStep>> {
         let (gpu, sink, step) = (self.gpu, self.sink.clone(), context.step + 1);
@@ -237,7 +249,7 @@ impl Run<'_> {
         let train = &self.job.config.train;
         let begun = self.clock.now();
         let rows: Vec<&Row> = self.data.eval.iter().collect();
-        let batches = micro_batches(&rows, train.per_device_train_batch_size);
+        let batches = self.batches(&rows);
         // With inputs in host memory a training step holds four sets of them.
         let sets = match self.job.plan.modes.lora.stream.offload {
             true => 4,

@@ -134,6 +134,15 @@ impl BlockWalk {
         self.adapter.layout.lowest
     }
 
+    /// The length to which rows of `length` tokens are padded, `most` at most.
+    #[must_use]
+    pub fn row_length(&self, length: usize, most: usize) -> usize {
+        if self.arch.windows.iter().any(Option::is_some) {
+            return length;
+        }
+        self.kernels.row_length(self.kind, self.arch.head_dim as i64, length, most)
+    }
+
     /// How visits use parts with `micro` micro-batches in each.
     fn habit(&self, micro: usize) -> Habit {
         Habit { tiled: self.mlp_chunk > 0, split: self.streamer.is_split(), micro }

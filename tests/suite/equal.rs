@@ -48,7 +48,8 @@ fn bits(x: &[f32]) -> Vec<u32> {
 pub fn trace(checkpoint: &Checkpoint, how: How, lora: &LoraSection, micro: usize, steps: u64) -> (Trace, BlockWalk) {
     let layout = AdapterLayout::new(checkpoint, lora).unwrap();
     let mut walk = walk(checkpoint, how, lora, Some(random_adapter(&layout)), 5);
-    let batches = batches(checkpoint.arch.vocab as u32, micro);
+    let batches = batches(checkpoint.arch.vocab as u32, micro).into_iter().map(|b| b.padded(how.row));
+    let batches: Vec<Batch> = batches.collect();
     let logits = bits(&host(&walk.logits(&batches[0]).unwrap()));
     let mut adam = AdamW::new(&walk.adapter.flat, 0.01);
     let (mut losses, mut grads) = (Vec::new(), Vec::new());

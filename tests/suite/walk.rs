@@ -32,6 +32,8 @@ pub struct How {
     pub split: bool,
     /// Tokens of the feed-forward at a time.
     pub mlp_chunk: usize,
+    /// Places of every row, if more than its tokens.
+    pub row: usize,
 }
 
 impl How {
@@ -48,12 +50,18 @@ impl How {
             offload: false,
             split: false,
             mlp_chunk: 0,
+            row: 0,
         }
     }
 
     /// What `self` must equal: the same computation with everything on the device.
     pub fn reference(self) -> How {
-        How { head: self.head.map(|_| TierName::Vram), mlp_chunk: self.mlp_chunk, ..How::resident(self.device) }
+        How {
+            head: self.head.map(|_| TierName::Vram),
+            mlp_chunk: self.mlp_chunk,
+            row: self.row,
+            ..How::resident(self.device)
+        }
     }
     pub fn streamed(device: Device, tier: TierName, ring: usize, ahead: usize) -> How {
         How { tier, resident: 0, ring, ahead, ..How::resident(device) }

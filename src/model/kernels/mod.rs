@@ -199,6 +199,30 @@ impl Kernels {
     }
 }
 
+/// Tokens of a row from which cuDNN's attention is the faster one.
+pub const LONG_ROW: usize = 1024;
+/// Lengths that longer rows are padded to: cuDNN takes 90 ms to plan a length it hasn't seen.
+const LENGTHS: usize = 64;
+
+impl Kernels {
+    /// Whether cuDNN's attention is asked for rows of `length` with heads of width `head_dim` in `kind`: as libtorch does
+    /// it, on data-centre cards of Hopper and Blackwell only.
+    #[must_use]
+    pub fn cudnn(&self, kind: Kind, head_dim: i64, length: i64) -> bool {
+        let card = self.capability.is_some_and(|c| matches!(c.0, 9 | 10));
+        card && self.flash(kind, head_dim) && head_dim <= 128 && length >= LONG_ROW as i64
+    }
+
+    /// The length to which rows of `length` are padded, `most` at most.
+    #[must_use]
+    pub fn row_length(&self, kind: Kind, head_dim: i64, length: usize, most: usize) -> usize {
+        if !self.cudnn(kind, head_dim, length as i64) {
+            return length;
+        }
+        length.next_multiple_of(LENGTHS).min(most.max(length))
+    }
+}
+
 impl std::ops::Deref for Kernels {
     type Target = dyn Ops;
 

@@ -40,6 +40,16 @@ fn the_cpu_says_that_it_computes_by_torch_operators() {
 }
 
 #[test]
+fn long_rows_are_padded_where_cudnn_takes_them() {
+    let hopper = Kernels::torch(Some((9, 0)), "a test");
+    let at = |length, most| hopper.row_length(Kind::BFloat16, 128, length, most);
+    assert_eq!((at(1000, 4096), at(1024, 4096), at(1025, 4096), at(2047, 2047)), (1000, 1024, 1088, 2047));
+    let ada = Kernels::torch(Some((8, 9)), "a test");
+    assert_eq!(ada.row_length(Kind::BFloat16, 128, 1025, 4096), 1025);
+    assert!(!hopper.cudnn(Kind::BFloat16, 256, 2048) && !hopper.cudnn(Kind::Float, 128, 2048));
+}
+
+#[test]
 fn rms_norm_and_its_gradient() {
     let k = kernels();
     let (eps, weight) = (1e-5, Tensor::randn([12], F32));
