@@ -317,6 +317,12 @@ impl Schedule {
         best.expect("a ring holds what the program takes at once").2
     }
 
+    /// Whether `segment` never leaves its slot.
+    #[must_use]
+    pub fn is_fixed(&self, segment: usize) -> bool {
+        self.home[segment].is_some()
+    }
+
     /// Visits told so far.
     #[must_use]
     pub fn visits(&self) -> u64 {

@@ -2,7 +2,7 @@
 //!
 //! Compute is synchronous on CPU, so a release needs no event; a wait is a condition variable.
 
-use super::lane::{Lane, LaneTimes, Piecewise, Stamp, Ticket};
+use super::lane::{CopyTimes, Lane, LaneTimes, Piecewise, Stamp, Ticket};
 use crate::checkpoint::Dtype;
 use crate::error::{Error, Result};
 use crate::store::{Chunk, HostMemory, SegmentLayout};
@@ -26,7 +26,8 @@ struct Job {
 #[derive(Default)]
 struct Progress {
     copied: Ticket,
-    times: Vec<(Ticket, f64, f64)>,
+    /// Beginning and end of each copy.
+    times: Vec<(Ticket, Instant, Instant)>,
     dead: bool,
 }
 
@@ -72,7 +73,7 @@ impl CpuLane {
                     unsafe { widen(&job.layout, &job.chunk, job.host as *const u8, job.slot as *mut u8) };
                     if let Ok(mut p) = shared.0.lock() {
                         p.copied = job.ticket;
-                        p.times.push((job.ticket, start.elapsed().as_secs_f64(), 0.0));
+                        p.times.push((job.ticket, start, Instant::now()));
                     }
                     shared.1.notify_all();
                 }
@@ -209,9 +210,16 @@ impl Lane for CpuLane {
     fn take_times(&mut self) -> Result<LaneTimes> {
         let mut p = self.progress.0.lock().map_err(|_| Error::run("the copy thread died"))?;
         let stamps = std::mem::take(&mut self.stamps);
+        let Some(&first) = stamps.first() else { return Ok(LaneTimes::default()) };
+        let copy = |(ticket, begun, ended): (Ticket, Instant, Instant)| CopyTimes {
+            ticket,
+            seconds: (ended - begun).as_secs_f64(),
+            waited: 0.0,
+            done: ended.saturating_duration_since(first).as_secs_f64(),
+        };
         Ok(LaneTimes {
-            stamps: stamps.iter().map(|t| (*t - stamps[0]).as_secs_f64()).collect(),
-            copies: std::mem::take(&mut p.times),
+            stamps: stamps.iter().map(|t| (*t - first).as_secs_f64()).collect(),
+            copies: p.times.drain(..).map(copy).collect(),
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The host never waits here except in [`Lane::wait_copied`] and [`Lane::take_times`].
 
-use super::lane::{Lane, LaneTimes, Piecewise, Stamp, Ticket};
+use super::lane::{CopyTimes, Lane, LaneTimes, Piecewise, Stamp, Ticket};
 use crate::device::cuda::{Gpu, Mark, Queue};
 use crate::error::Result;
 use std::collections::VecDeque;
@@ -96,7 +96,10 @@ impl Lane for CudaLane {
     }
 
     fn wait(&mut self, slot: usize) -> Result<()> {
-        if let Some(ready) = self.ready[slot].take() {
+        // What the host knows to be there needs no wait on the device.
+        if let Some(ready) = self.ready[slot].take()
+            && !ready.passed()?
+        {
             self.gpu.wait(Queue::Compute, &ready)?;
         }
         Ok(())
@@ -139,8 +142,9 @@ impl Lane for CudaLane {
     fn take_times(&mut self) -> Result<LaneTimes> {
         let mut times = LaneTimes::default();
         let stamps = std::mem::take(&mut self.stamps);
+        let Some(first) = stamps.first() else { return Ok(times) };
         for s in &stamps {
-            times.stamps.push(stamps[0].seconds_until(s)?);
+            times.stamps.push(first.seconds_until(s)?);
         }
         // Copies still in flight (prefetch for the next step) are timed by the next call.
         let mut later = Vec::new();
@@ -150,7 +154,8 @@ impl Lane for CudaLane {
                 continue;
             }
             let waited = c.asked.map_or(Ok(0.0), |asked| asked.seconds_until(&c.begun))?;
-            times.copies.push((c.ticket, c.begun.seconds_until(&c.done)?, waited));
+            let (seconds, done) = (c.begun.seconds_until(&c.done)?, first.seconds_until(&c.done)?);
+            times.copies.push(CopyTimes { ticket: c.ticket, seconds, waited, done });
         }
         self.untimed = later;
         Ok(times)

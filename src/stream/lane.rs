@@ -15,8 +15,21 @@ pub type Stamp = usize;
 pub struct LaneTimes {
     /// Seconds of each stamp after the first, in order.
     pub stamps: Vec<f64>,
-    /// Copies that have ended: `(ticket, seconds moving bytes, seconds waiting for the slot's last reader)`.
-    pub copies: Vec<(Ticket, f64, f64)>,
+    /// Copies that have ended.
+    pub copies: Vec<CopyTimes>,
+}
+
+/// Times of one copy, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CopyTimes {
+    /// Its name.
+    pub ticket: Ticket,
+    /// Moving bytes.
+    pub seconds: f64,
+    /// Waiting for the slot's last reader.
+    pub waited: f64,
+    /// When it ended, counted from the first stamp (less than zero: before it).
+    pub done: f64,
 }
 
 /// Part of a segment's copy.

@@ -16,7 +16,7 @@ mod streamer;
 mod trace;
 
 pub use boundaries::Boundaries;
-pub use lane::{Lane, LaneTimes, Piecewise, Stamp, Ticket};
+pub use lane::{CopyTimes, Lane, LaneTimes, Piecewise, Stamp, Ticket};
 pub use setup::StreamSetup;
 pub use streamer::{Snapshot, Streamer, Totals};
 pub use trace::StepTimes;

@@ -204,10 +204,11 @@ impl Streamer {
         let next = self.program.front().map(|p| p.0);
         assert_eq!(next, Some(Op::Take(segment)), "the walk follows its program");
         self.pump()?;
-        let mut cause = Cause::Link;
+        // Before the host waits for a read: compute has nothing to do from here on.
+        let late = self.pending.iter().any(|p| p.load.needed_at == self.tick);
+        let mut stamp = late.then(|| self.trace.now(self.lane.as_mut())).transpose()?;
         // A load of it that is needed later may be pending too: then it is here now, and leaves in between.
         while let Some(at) = self.pending.iter().position(|p| p.load.needed_at == self.tick) {
-            cause = Cause::Disk;
             self.wait_for(at)?;
             self.pump()?;
         }
@@ -216,13 +217,14 @@ impl Streamer {
         self.active.push(segment);
         let slot = self.place[segment].expect("a segment without pending load has its slot");
         // The trace's marks are only worth their cost where compute may have to wait.
-        let waits = cause == Cause::Disk || !self.lane.copied(self.tickets[slot])?;
-        let before = waits.then(|| self.lane.stamp()).transpose()?;
-        self.lane.wait(slot)?;
-        if let Some(before) = before {
-            let after = self.lane.stamp()?;
-            self.trace.waited(before, after, cause);
+        if stamp.is_none() && !self.lane.copied(self.tickets[slot])? {
+            stamp = Some(self.trace.now(self.lane.as_mut())?);
         }
+        if let Some(stamp) = stamp {
+            self.trace.waits(stamp, self.tickets[slot], if late { Cause::Disk } else { Cause::Link });
+        }
+        self.lane.wait(slot)?;
+        self.trace.queued();
         Ok((&self.layouts[segment], self.lane.slot(slot)))
     }
 
@@ -238,7 +240,9 @@ impl Streamer {
         assert_eq!(next, Some(Op::Done(segment)), "the walk follows its program");
         self.active.retain(|s| *s != segment);
         let slot = self.place[segment].expect("a segment in use keeps its slot");
-        self.lane.release(slot)?;
+        if !self.schedule.is_fixed(segment) {
+            self.lane.release(slot)?;
+        }
         self.tick += 1;
         self.pump()
     }

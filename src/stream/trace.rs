@@ -1,9 +1,9 @@
 //! Where a step's time went: for each visit, what it waited for and how long it computed.
 
-use super::lane::{Lane, LaneTimes, Stamp, Ticket};
+use super::lane::{CopyTimes, Lane, LaneTimes, Stamp, Ticket};
 use crate::error::Result;
 use crate::event::{Phase, VisitTimes};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// What compute waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,15 @@ struct Begun {
     /// Of the program; `None` where nothing streams.
     number: Option<u64>,
     stamp: Stamp,
+}
+
+/// A moment at which compute came to a segment that was not known to be there.
+struct Wait {
+    visit: usize,
+    stamp: Stamp,
+    /// The last copy into the segment's slot.
+    ticket: Ticket,
+    cause: Cause,
 }
 
 struct Copying {
@@ -46,7 +55,9 @@ pub struct StepTimes {
 #[derive(Default)]
 pub(super) struct Trace {
     visits: Vec<Begun>,
-    waits: Vec<(usize, Stamp, Stamp, Cause)>,
+    /// The newest visit's stamp, as long as nothing was queued after it.
+    fresh: Option<Stamp>,
+    waits: Vec<Wait>,
     copying: VecDeque<Copying>,
     /// Copies that ended, of visits not reported yet: `(visit, seconds, waited, bytes, from disk)`.
     ended: Vec<(u64, f64, f64, u64, bool)>,
@@ -54,13 +65,27 @@ pub(super) struct Trace {
 
 impl Trace {
     pub(super) fn begin(&mut self, phase: Phase, block: usize, number: Option<u64>, lane: &mut dyn Lane) -> Result<()> {
-        self.visits.push(Begun { phase, block, number, stamp: lane.stamp()? });
+        let stamp = lane.stamp()?;
+        self.visits.push(Begun { phase, block, number, stamp });
+        self.fresh = Some(stamp);
         Ok(())
     }
 
-    pub(super) fn waited(&mut self, before: Stamp, after: Stamp, cause: Cause) {
+    /// Work may be queued from here on.
+    pub(super) fn queued(&mut self) {
+        self.fresh = None;
+    }
+
+    /// This moment of the compute queue. A stamp costs microseconds of the device while copies run: where nothing was
+    /// queued since the visit began, that one will do.
+    pub(super) fn now(&self, lane: &mut dyn Lane) -> Result<Stamp> {
+        self.fresh.map_or_else(|| lane.stamp(), Ok)
+    }
+
+    /// Compute came to a segment at `stamp`, and may have to wait there until the copy `ticket` has ended.
+    pub(super) fn waits(&mut self, stamp: Stamp, ticket: Ticket, cause: Cause) {
         if let Some(visit) = self.visits.len().checked_sub(1) {
-            self.waits.push((visit, before, after, cause));
+            self.waits.push(Wait { visit, stamp, ticket, cause });
         }
     }
 
@@ -73,7 +98,8 @@ impl Trace {
         let end = if self.visits.is_empty() { None } else { Some(lane.stamp()?) };
         let LaneTimes { stamps, copies } = lane.take_times()?;
         let mut out = StepTimes::default();
-        for (ticket, seconds, waited) in copies {
+        let ends: HashMap<Ticket, f64> = copies.iter().map(|c| (c.ticket, c.done)).collect();
+        for CopyTimes { ticket, seconds, waited, .. } in copies {
             out.h2d_s += seconds;
             out.evict_wait_s += waited;
             // Tickets end in the order they were given.
@@ -88,9 +114,9 @@ impl Trace {
         for (i, v) in self.visits.iter().enumerate() {
             let whole = until(i).map_or(0.0, |e| stamps[e] - stamps[v.stamp]);
             let mut t = VisitTimes { phase: v.phase, block: v.block, ..VisitTimes::default() };
-            for &(_, before, after, cause) in self.waits.iter().filter(|w| w.0 == i) {
-                let s = stamps[after] - stamps[before];
-                match cause {
+            for w in self.waits.iter().filter(|w| w.visit == i) {
+                let s = ends.get(&w.ticket).map_or(0.0, |end| (end - stamps[w.stamp]).max(0.0));
+                match w.cause {
                     Cause::Disk => t.wait_disk_s += s,
                     Cause::Link => t.wait_link_s += s,
                 }
@@ -108,6 +134,7 @@ impl Trace {
         self.ended.retain(|e| Some(e.0) > newest);
         self.visits.clear();
         self.waits.clear();
+        self.fresh = None;
         Ok(out)
     }
 }

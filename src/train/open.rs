@@ -138,6 +138,8 @@ impl<'a> Run<'a> {
             gauges,
             vram_before,
             newest: job.resume.clone(),
+            next: None,
+            written: None,
         })
     }
 }

@@ -59,6 +59,10 @@ pub(super) struct Run<'a> {
     pub(super) vram_before: Option<Bytes>,
     /// Newest checkpoint written by this run or resumed from.
     pub(super) newest: Option<PathBuf>,
+    /// The next step, and its micro-batches.
+    pub(super) next: Option<(u64, Vec<Batch>)>,
+    /// Bytes that the workers had written at the last count.
+    pub(super) written: Option<Bytes>,
 }
 
 impl Run<'_> {
@@ -68,6 +72,7 @@ impl Run<'_> {
             self.evaluate()?;
         }
         let mut skipped_in_a_row = 0;
+        self.written = io::written_by_workers(&io::RECORD_THREADS);
         while self.state.global_step < self.steps_total {
             if self.control.stop() != Stop::No || self.wait_while_paused() {
                 break;
@@ -119,21 +124,26 @@ impl Run<'_> {
         let train = &self.job.config.train;
         let index = self.state.global_step;
         let begun = self.clock.now();
-        let before =
-            (self.walk.streamer.totals(), self.walk.boundaries.moved(), io::written_by_workers(&io::RECORD_THREADS));
-        let rows: Vec<&Row> = self.sampler.rows(index).into_iter().map(|i| &self.data.train[i]).collect();
-        let batches = self.batches(&rows);
+        let before = (self.walk.streamer.totals(), self.walk.boundaries.moved());
+        let batches = match self.next.take() {
+            Some((step, batches)) if step == index => batches,
+            _ => self.batches_of(index),
+        };
         let due_eval = train.eval_steps > 0 && (index + 1).is_multiple_of(train.eval_steps);
         let more = index + 1 < self.steps_total && !due_eval;
         let context = StepContext { step: index, seed: train.seed, more };
         let Some(queued) = self.walk_step(batches, context)? else { return Ok(None) };
         self.walk.streamer.begin(Phase::Update, 0)?;
         let norm = optim::queue_norm(&queued.grad);
+        // While the device computes, so that it waits for none of this between steps: what the next step needs from the
+        // host, and the count of bytes written, which reads a file for each thread.
+        let count = || io::written_by_workers(&io::RECORD_THREADS);
+        let mut counted = None;
         if more {
-            // While the device computes: what the next step needs from the host.
-            let rows: Vec<&Row> = self.sampler.rows(index + 1).into_iter().map(|i| &self.data.train[i]).collect();
-            let next = self.batches(&rows);
+            let next = self.batches_of(index + 1);
             self.walk.prepare(&next)?;
+            self.next = Some((index + 1, next));
+            counted = Some(count());
         }
         let StepLoss { loss, trained_tokens, tokens, mut grad } = queued.read();
         let norm = norm.double_value(&[]);
@@ -152,8 +162,9 @@ impl Run<'_> {
             shim::synchronize(gpu)?;
         }
         let snapshot = self.walk.streamer.snapshot()?;
-        let after =
-            (self.walk.streamer.totals(), self.walk.boundaries.moved(), io::written_by_workers(&io::RECORD_THREADS));
+        let written = counted.unwrap_or_else(count);
+        let written_before = std::mem::replace(&mut self.written, written);
+        let after = (self.walk.streamer.totals(), self.walk.boundaries.moved());
         let bound = bound(&snapshot.times, snapshot.disk_s);
         let visits = &snapshot.times.visits;
         let (stall_disk_s, compute_s) =
@@ -177,7 +188,7 @@ impl Run<'_> {
             disk_read: after.0.disk_read - before.0.disk_read,
             h2d: after.0.h2d - before.0.h2d + (after.1.1 - before.1.1),
             d2h: after.1.0 - before.1.0,
-            model_drive_written: after.2.unwrap_or_default().saturating_sub(before.2.unwrap_or_default()),
+            model_drive_written: written.unwrap_or_default().saturating_sub(written_before.unwrap_or_default()),
             h2d_s: snapshot.times.h2d_s,
             disk_s: snapshot.disk_s,
             stall_s: snapshot.times.stall_s,
@@ -188,6 +199,12 @@ impl Run<'_> {
             bound_by: bound.by.into(),
             residency_peak: snapshot.residency_peak,
         }))
+    }
+
+    /// The micro-batches of `step`. Costs a permutation of all rows.
+    fn batches_of(&self, step: u64) -> Vec<Batch> {
+        let rows: Vec<&Row> = self.sampler.rows(step).into_iter().map(|i| &self.data.train[i]).collect();
+        self.batches(&rows)
     }
 
     /// `rows` in micro-batches, as long as the kernels like them.
@@ -281,6 +298,8 @@ impl Run<'_> {
         let (path, bytes) = save::save(&self.job.run_dir, &self.adapter_config, layout, &tensors, &self.state)?;
         save::prune(&self.job.run_dir, self.job.config.train.save_total_limit);
         self.newest = Some(path.clone());
+        // The run's own files are no bytes of a step.
+        self.written = io::written_by_workers(&io::RECORD_THREADS);
         self.saved("checkpoint", path, bytes);
         Ok(())
     }
