@@ -48,7 +48,7 @@ pub fn main() -> ExitCode {
 /// anything else the user runs, that made a step on two cores five times slower (64 s against 12 s, measured with a
 /// compiler running). `CUDA_CACHE_DISABLE=1`, `USE_PYTORCH_KERNEL_CACHE=0`: driver and libtorch would keep
 /// compiled kernels in the home folder, and this program writes nothing outside its run folders (and calibrations).
-/// Under WSL also the allocator's cap: see [`device::gpu::allocator_cap`].
+/// And what the cards ask for: see [`device::gpu::environment`].
 #[cfg(feature = "torch")]
 fn settle_environment() {
     use std::os::unix::process::CommandExt;
@@ -57,16 +57,19 @@ fn settle_environment() {
     // The screen, the script, `train`, `generate` and `bench gemm` compute; the others would only start twice, and
     // `bench step` would hand our settings on to the peers.
     let benches = std::env::args_os().nth(1).is_some_and(|a| a == "bench");
-    let words = if benches { &["gemm", "calibrate"][..] } else { &["train", "generate", "--script", "--model"] };
+    let words =
+        if benches { &["gemm", "link", "calibrate"][..] } else { &["train", "generate", "--script", "--model"] };
     let computes = |a: &std::ffi::OsStr| words.iter().any(|w| a == *w);
     if std::env::args_os().len() > 1 && !std::env::args_os().any(|a| computes(&a)) {
         return;
     }
-    let wanted = WANTED.into_iter().map(|(name, value)| (name, value.to_string())).chain(device::gpu::allocator_cap());
-    let missing: Vec<_> = wanted.filter(|(name, _)| std::env::var_os(name).is_none()).collect();
-    if missing.is_empty() {
+    let set = |name: &str| std::env::var_os(name).is_some();
+    // Started again already: the cards need not be asked twice.
+    if WANTED.iter().all(|(name, _)| set(name)) {
         return;
     }
+    let wanted = WANTED.into_iter().map(|(name, value)| (name, value.to_string())).chain(device::gpu::environment());
+    let missing: Vec<_> = wanted.filter(|(name, _)| !set(name)).collect();
     let mut args = std::env::args_os();
     let mut again = std::process::Command::new("/proc/self/exe");
     if let Some(name) = args.next() {

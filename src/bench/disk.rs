@@ -7,7 +7,6 @@ use super::cliff;
 use super::stats::Sample;
 use super::{BENCH_SCHEMA, Say};
 use crate::device::pool::{self, Moved, PIECE, TICK};
-use crate::device::roots::Roots;
 use crate::device::{disk, smart};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, MIB, rate};
@@ -111,10 +110,7 @@ pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
     let cliff = written.as_ref().and_then(|w| cliff::find(&w.moved.ticks, TICK.as_secs_f64()));
     let by_reading = (drive.kind == "unknown").then(|| disk::kind_by_reading(reading.mean(), seek));
     // A volume on several drives has no wear of its own.
-    let wear = match drive.devices.as_slice() {
-        [one] => Some(smart::wear(&Roots::system(), one)),
-        _ => None,
-    };
+    let wear = smart::of_drive(&drive);
     Ok(json!({
         "schema": BENCH_SCHEMA,
         "what": "disk",

@@ -124,17 +124,22 @@ pub fn spare_for_windows(gpu: &mut Gpu) -> Bytes {
     margin
 }
 
-/// The variable that caps libtorch's allocator at what is free less the margin, and its value; `None` but under WSL.
+/// Variables that CUDA and libtorch read when they start, and their values: of several cards the one that plans are for,
+/// since CUDA itself takes the fastest; under WSL the allocator's cap.
 ///
-/// Past its memory Windows' driver refuses nothing: only the allocator itself can. It reads the variable when CUDA starts.
+/// Past its memory Windows' driver refuses nothing: only the allocator itself can.
 #[must_use]
-pub fn allocator_cap() -> Option<(&'static str, String)> {
-    if !super::host::is_wsl() {
-        return None;
-    }
-    let (driver, cards) = super::nvml::cards()?;
-    let gpu = choose_here(driver.as_deref(), &cards, (Bytes::ZERO, Bytes::ZERO)).gpu.filter(|g| !g.integrated)?;
-    cap_of(gpu).map(|share| ("PYTORCH_CUDA_ALLOC_CONF", format!("per_process_memory_fraction:{share:.4}")))
+pub fn environment() -> Vec<(&'static str, String)> {
+    let Some((driver, cards)) = super::nvml::cards() else { return Vec::new() };
+    let Some(gpu) = choose_here(driver.as_deref(), &cards, (Bytes::ZERO, Bytes::ZERO)).gpu else { return Vec::new() };
+    variables(gpu, cards.len(), super::host::is_wsl())
+}
+
+fn variables(gpu: Gpu, cards: usize, wsl: bool) -> Vec<(&'static str, String)> {
+    let card = gpu.uuid.clone().filter(|_| cards > 1).map(|uuid| ("CUDA_VISIBLE_DEVICES", uuid));
+    let cap = if wsl && !gpu.integrated { cap_of(gpu) } else { None };
+    let cap = cap.map(|share| ("PYTORCH_CUDA_ALLOC_CONF", format!("per_process_memory_fraction:{share:.4}")));
+    card.into_iter().chain(cap).collect()
 }
 
 fn cap_of(mut gpu: Gpu) -> Option<f64> {
@@ -339,9 +344,18 @@ mod tests {
         let again = Gpu { vram_total: Bytes(8_000_000_000), vram_free: Bytes(7_400_000_000), ..Gpu::default() };
         assert!(cap_of(again).is_some_and(|share| (share - 0.8579).abs() < 1e-4), "the allocator's cap");
         assert_eq!(cap_of(Gpu::default()), None);
-        assert!(allocator_cap().is_none() || super::super::host::is_wsl());
         let mut large = Gpu { vram_total: Bytes(80_000_000_000), vram_free: Bytes(1_000_000_000), ..Gpu::default() };
         assert_eq!((spare_for_windows(&mut large), large.vram_free), (Bytes(4_000_000_000), Bytes::ZERO));
+    }
+
+    #[test]
+    fn of_several_cards_cuda_sees_the_one_that_plans_are_for() {
+        let cards = [card(0, "Small", Some(8)), card(1, "Large", Some(24))];
+        let gpu = choose(None, &cards, None, None, HOST).gpu.unwrap();
+        let uuid = gpu.uuid.clone().unwrap();
+        assert_eq!(variables(gpu.clone(), 2, false), [("CUDA_VISIBLE_DEVICES", uuid)]);
+        assert!(variables(gpu.clone(), 1, false).is_empty(), "the only card needs no choice");
+        assert_eq!(variables(gpu, 1, true)[0].0, "PYTORCH_CUDA_ALLOC_CONF");
     }
 
     #[test]

@@ -25,7 +25,6 @@ pub fn environment(checkpoint: Option<&Checkpoint>, machine: &Machine) -> Value 
         "os": os,
         "ram_total": machine.ram.total,
         "disk": machine.disk.kind,
-        "drive": { "written": machine.disk.written, "life_used": machine.disk.life_used },
         "gpu": machine.gpu.as_ref().map(|g| json!({
             "name": g.name,
             "uuid": g.uuid,

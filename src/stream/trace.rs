@@ -138,3 +138,74 @@ impl Trace {
         Ok(out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Piecewise;
+
+    /// A queue whose stamps lie a second apart, and copies that ended when they are said to.
+    struct Clockwork {
+        stamps: usize,
+        copies: Vec<CopyTimes>,
+    }
+
+    impl Lane for Clockwork {
+        fn device(&self) -> tch::Device {
+            tch::Device::Cpu
+        }
+        unsafe fn load(&mut self, _: usize, _: Piecewise<'_>, _: *const u8) -> Result<Ticket> {
+            unreachable!("nothing is loaded here")
+        }
+        fn wait(&mut self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn release(&mut self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn copied(&mut self, _: Ticket) -> Result<bool> {
+            Ok(true)
+        }
+        fn wait_copied(&mut self, _: Ticket) -> Result<()> {
+            Ok(())
+        }
+        fn slot(&self, _: usize) -> *const u8 {
+            std::ptr::null()
+        }
+        fn stamp(&mut self) -> Result<Stamp> {
+            self.stamps += 1;
+            Ok(self.stamps - 1)
+        }
+        fn take_times(&mut self) -> Result<LaneTimes> {
+            let stamps = (0..std::mem::take(&mut self.stamps)).map(|s| s as f64).collect();
+            Ok(LaneTimes { stamps, copies: std::mem::take(&mut self.copies) })
+        }
+    }
+
+    #[test]
+    fn compute_waits_from_where_it_comes_to_a_segment_until_its_copy_has_ended() {
+        let copy = |ticket, done| CopyTimes { ticket, seconds: 0.5, waited: 0.0, done };
+        let mut lane = Clockwork { stamps: 0, copies: vec![copy(1, -3.0), copy(2, 0.75), copy(3, 2.25), copy(4, 1.0)] };
+        let mut trace = Trace::default();
+        trace.begin(Phase::Forward, 0, Some(7), &mut lane).unwrap();
+        (1..=4).for_each(|ticket| trace.copying(ticket, 7, 10, ticket == 3));
+        // The visit's own stamp (0) serves until something is queued; then a new one is taken (1, then 2).
+        let first = trace.now(&mut lane).unwrap();
+        trace.waits(first, 1, Cause::Link);
+        trace.waits(first, 2, Cause::Link);
+        trace.queued();
+        let second = trace.now(&mut lane).unwrap();
+        trace.waits(second, 3, Cause::Disk);
+        trace.queued();
+        let third = trace.now(&mut lane).unwrap();
+        trace.waits(third, 4, Cause::Link);
+        assert_eq!((first, second, third), (0, 1, 2));
+
+        let times = trace.take(&mut lane).unwrap();
+        let v = &times.visits[0];
+        // Copies 1 and 4 had ended before; the end of the step is stamp 3.
+        assert_eq!((v.wait_link_s, v.wait_disk_s, v.compute_s), (0.75, 1.25, 1.0));
+        assert_eq!((v.copy_s, v.h2d, v.disk), (2.0, 40, 10));
+        assert_eq!((times.stall_s, times.h2d_s), (2.0, 2.0));
+    }
+}

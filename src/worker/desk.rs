@@ -44,8 +44,8 @@ pub struct Desk {
     run: Option<RunHandle>,
     /// Runs of a results folder as last listed: a plan at every key press must not read every report.
     listed: Option<(PathBuf, Vec<RunEntry>)>,
-    /// What those runs teach the planner; read once after each run.
-    learned: Option<BTreeMap<String, Past>>,
+    /// What those runs teach the planner about a card (by its UUID) or the processor; read once after each run.
+    learned: Option<(Option<String>, BTreeMap<String, Past>)>,
     fetch: Fetch,
 }
 
@@ -62,10 +62,15 @@ impl Desk {
 
     /// What runs of the results folder took over their forecasts on `machine`.
     fn learned(&mut self, config: &RunConfig, machine: &Machine) -> BTreeMap<String, Past> {
-        if self.learned.is_none() {
-            self.learned = Some(report::past(self.listed(config), machine));
+        let card = machine.gpu.as_ref().map(|g| g.uuid.clone().unwrap_or_default());
+        // Of another results folder, or after a run, nothing is known yet.
+        self.listed(config);
+        if let Some((_, past)) = self.learned.as_ref().filter(|l| l.0 == card) {
+            return past.clone();
         }
-        self.learned.clone().unwrap_or_default()
+        let past = report::past(self.listed(config), machine);
+        self.learned = Some((card, past.clone()));
+        past
     }
 
     /// The runs of the results folder, read once until a run ends or the list is asked for.
@@ -73,6 +78,7 @@ impl Desk {
         let results = self.results(config);
         if self.listed.as_ref().is_none_or(|(at, _)| *at != results) {
             self.listed = Some((results.clone(), report::list(&results)));
+            self.learned = None;
         }
         self.listed.as_ref().map_or(&[], |(_, runs)| runs)
     }
@@ -107,6 +113,15 @@ impl Desk {
     fn running(&self) -> bool {
         self.run.as_ref().is_some_and(RunHandle::running)
     }
+}
+
+/// What the drive of `dir` says of its wear, for the run's record.
+fn drive_now(dir: &Path) -> serde_json::Value {
+    let wear = device::smart::of_drive(&device::disk::describe(dir));
+    wear.map_or(
+        serde_json::Value::Null,
+        |w| serde_json::json!({ "written": w.written, "life_used": w.life_used, "source": w.source }),
+    )
 }
 
 /// The plan of the mode that `config` asks for.
@@ -182,7 +197,8 @@ impl Services for Desk {
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         self.checkpoint(config)?.runnable()?;
-        let env = (self.options.env)(config, &plan.machine);
+        let mut env = (self.options.env)(config, &plan.machine);
+        env["drive"] = drive_now(&self.checkpoint(config)?.dir);
         // The Runs screen lists what this run goes into.
         self.options.results = self.results(config);
         let resume = self.options.resume.take();
@@ -192,10 +208,7 @@ impl Services for Desk {
         };
         let mut recorder = Recorder::create(&run_dir, config, &plan, &env)?;
         let dir = self.checkpoint(config)?.dir.clone();
-        recorder.ask_drive_at_end(Box::new(move || {
-            let disk = device::probe::measure(Some(&dir), false).disk;
-            serde_json::json!({ "written": disk.written, "life_used": disk.life_used })
-        }));
+        recorder.ask_drive_at_end(Box::new(move || drive_now(&dir)));
         let job = Job { config: config.clone(), run_dir, run_id, plan, resume };
         let gauges = with_drive((self.options.gauges)(&job.plan.machine), &self.checkpoint(config)?.dir);
         let engine = (self.options.engine)();

@@ -5,6 +5,7 @@ mod dbus;
 mod log;
 mod udisks;
 
+use super::disk::Drive;
 use super::roots::{Roots, text};
 use crate::units::Bytes;
 
@@ -39,6 +40,15 @@ pub fn wear(roots: &Roots, name: &str) -> Wear {
     }
     let source = if since_boot.is_some() { "the kernel's counter since it started" } else { "nothing readable" };
     Wear { since_boot, source: source.into(), notes, ..Wear::default() }
+}
+
+/// As [`wear`], about the drive that `drive` describes; `None` where several are behind it, or none that is known.
+#[must_use]
+pub fn of_drive(drive: &Drive) -> Option<Wear> {
+    match drive.devices.as_slice() {
+        [one] => Some(wear(&Roots::system(), one)),
+        _ => None,
+    }
 }
 
 type Ask = fn(&Roots, &str) -> Result<Wear, String>;
