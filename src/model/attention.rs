@@ -8,6 +8,7 @@
 use super::kernels::{Kernels, LONG_ROW};
 use crate::device::shim::{self, AttentionSaved};
 use crate::error::{Error, Result};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Kind, Tensor};
 
@@ -143,20 +144,29 @@ pub fn backward(dout: &Tensor, qkv: &Qkv, attended: &Attended, window: Option<us
     }
 }
 
+/// Why cuDNN's attention isn't used any more in this process.
+static REFUSAL: OnceLock<String> = OnceLock::new();
+
 /// What `run` gives; `None` where cuDNN isn't there or refuses, now or earlier in this process.
 fn cudnn<T>(run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
-    static REFUSED: AtomicBool = AtomicBool::new(false);
-    if REFUSED.load(Ordering::Relaxed) {
+    if REFUSAL.get().is_some() {
         return Ok(None);
     }
     match run() {
         Ok(given) => Ok(Some(given)),
         Err(e) if e.is_out_of_memory() => Err(e),
-        Err(_) => {
-            REFUSED.store(true, Ordering::Relaxed);
+        Err(e) => {
+            let _ = REFUSAL.set(e.to_string());
             Ok(None)
         }
     }
+}
+
+/// Why long rows go through flash attention although [`kernel_name`] says cuDNN; told once.
+pub fn refusal() -> Option<&'static str> {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let why = REFUSAL.get()?;
+    (!TOLD.swap(true, Ordering::Relaxed)).then_some(why)
 }
 
 /// libtorch's attention of q `[B, heads, S, D]` over k, v `[B, kv_heads, T, D]` → `[B, S, heads, D]`, dense.

@@ -62,8 +62,8 @@ pub fn fit_like(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &Ru
     Room::like(like, m, job, machine, config).fit(Pattern::Spread)
 }
 
-/// Whether anything fits, `disk` or not: blocks on disk allowed. With the shortest ring, and every way to spare device
-/// memory that the config leaves open.
+/// Whether anything fits, some blocks on disk only if `disk` allows it: with the shortest ring, and every way to spare
+/// device memory that the config leaves open.
 pub fn possible(m: &Model, job: &Job, machine: &Machine, config: &RunConfig, disk: bool) -> bool {
     let slots = config.stream.slots.max(1);
     let mut ways = thrifts(config, machine.gpu.is_some()).into_iter();

@@ -166,7 +166,7 @@ impl<'a> Room<'a> {
         self.finish(split, problems, notes)
     }
 
-    /// Whether anything fits, `disk` or not: blocks on disk allowed.
+    /// Whether anything fits, some blocks on disk only if `disk` allows it.
     pub fn fits(&self, disk: bool) -> bool {
         let disk = disk && self.config.stream.tier != "ram";
         self.fixed_fit() && self.search(disk).is_some()

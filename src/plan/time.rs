@@ -70,7 +70,12 @@ fn pace(machine: &Machine) -> Pace {
 
 /// Seconds of one LoRA step of `fit` at `machine`'s fastest rates: for comparing fits.
 pub fn least(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> f64 {
-    play(m, job, machine, fit, [rates(machine)[0]])[0].seconds
+    finite(play(m, job, machine, fit, [rates(machine)[0]])[0].seconds)
+}
+
+/// Absurd machines and jobs are slow, not incomparable.
+fn finite(seconds: f64) -> f64 {
+    if seconds.is_finite() { seconds } else { f64::MAX }
 }
 
 /// No LoRA step of `fit` takes less at `machine`'s fastest rates.
@@ -104,7 +109,7 @@ pub fn bound(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> f64 {
     let sweeps = sweeps.map(|[compute, read, copied]| [compute, read - held / rates.disk, copied - held / rates.link]);
     let alone: f64 = sweeps.iter().map(|[compute, read, copied]| compute.max(read - ahead).max(*copied)).sum();
     let [read, copied] = [1, 2].map(|queue| sweeps[0][queue].max(0.0) + sweeps[1][queue].max(0.0));
-    (alone + head).max(read).max(copied)
+    finite((alone + head).max(read).max(copied))
 }
 
 /// Plays one LoRA step of `fit` at each of `rates`.

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::event::{
     EvalRecord, EventKind, Level, Notice, Phase, RunStatus, Saved, StepRecord, StepTrace, StreamStats, VramFigures,
 };
+use crate::model::attention;
 use crate::units::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -144,6 +145,9 @@ impl Run<'_> {
             self.walk.prepare(&next)?;
             self.next = Some((index + 1, next));
             counted = Some(count());
+        }
+        if let Some(why) = attention::refusal() {
+            notice(&self.sink, Level::Warn, format!("long rows go through flash attention, which is slower: {why}"));
         }
         let StepLoss { loss, trained_tokens, tokens, mut grad } = queued.read();
         let norm = norm.double_value(&[]);
