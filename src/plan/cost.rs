@@ -1,8 +1,9 @@
 //! What one optimizer step moves in the steady state, sweep by sweep: the schedule's loads, in bytes.
 
 use super::fit::Fit;
-use super::schedule::{Habit, PARTS, Slots, steady};
+use super::schedule::{Habit, PARTS, steady};
 use super::shape::{Job, Model};
+use super::slots::Slots;
 use super::types::PerStep;
 use crate::event::TierName;
 use crate::units::Bytes;
@@ -50,7 +51,7 @@ impl Layout {
         bytes.extend(std::iter::repeat_n(piece, pieces));
         tiers.extend(std::iter::repeat_n(fit.stream.head.unwrap_or(TierName::Vram), pieces));
         let fixed = tiers.iter().enumerate().map(|(s, t)| s < n * PARTS && *t == TierName::Vram).collect();
-        let slots = Slots::new(n, fixed, fit.stream.ring);
+        let slots = Slots::new(n, fixed, fit.stream.ring, &m.slot_sizes);
         let habit = Habit { tiled: fit.stream.mlp_chunk > 0, split: fit.stream.split, micro: job.micro as usize };
         Layout { slots, habit, pieces, bytes, copies, tiers }
     }

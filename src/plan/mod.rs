@@ -19,6 +19,7 @@ mod room;
 pub mod schedule;
 mod shape;
 mod simulate;
+pub mod slots;
 mod time;
 pub mod types;
 mod verdict;
@@ -40,7 +41,7 @@ use crate::units::Bytes;
 use shape::{Job, Model};
 use std::collections::BTreeMap;
 
-/// A block this much larger than the next makes every ring slot as large.
+/// A block this much larger than the next is worth a note.
 const UNEQUAL: f64 = 1.25;
 
 /// Plans both modes of `config` for `checkpoint` on `machine`.
@@ -119,8 +120,8 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
     let (first, second) = two_largest(m);
     if second > Bytes::ZERO && first.0 as f64 > UNEQUAL * second.0 as f64 {
         notes.push(format!(
-            "block sizes are unequal: the largest has {first}, the next {second}; ring slots are sized for the \
-             largest, whose largest tensor is '{}' with {}",
+            "block sizes are unequal: the largest has {first}, the next {second}; the ring holds the largest beside its \
+             neighbours, not so many times the largest; its largest tensor is '{}' with {}",
             m.heaviest.0, m.heaviest.1
         ));
     }

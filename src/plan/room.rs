@@ -241,10 +241,9 @@ impl<'a> Room<'a> {
 
     fn device_fits(&self, resident: usize, slots: usize) -> bool {
         let Some(device) = &self.device else { return true };
-        let [attention, feed_forward] = self.m.part_slots();
         let ring = self.ring(self.m.blocks.len() - resident, slots);
-        let blocks = attention * (ring[0] + resident) as u64 + feed_forward * (ring[1] + resident * (PARTS - 1)) as u64;
-        self.fixed[0] + blocks <= device.bytes
+        let sizes = &self.m.slot_sizes;
+        self.fixed[0] + Bytes(sizes.ring_bytes(ring).saturating_add(sizes.most(resident))) <= device.bytes
     }
 
     /// Ring slots by class for `slots` whole blocks of `streamed` ones.
@@ -317,11 +316,11 @@ impl<'a> Room<'a> {
         let sum = |tier: TierName, of: fn(&super::shape::BlockShape) -> Bytes| -> Bytes {
             tiers.iter().zip(&self.m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| of(b)).sum()
         };
-        let [attention, feed_forward] = self.m.part_slots();
         let streamed = n - resident;
         let ring = self.ring(streamed, slots);
-        let parts = PARTS as u64 - 1;
-        let residents = (attention + feed_forward * parts) * resident as u64;
+        let sizes = &self.m.slot_sizes;
+        let on_device = tiers.iter().enumerate().filter(|(_, t)| **t == TierName::Vram);
+        let residents = Bytes(on_device.map(|(block, _)| sizes.block(block)).sum());
         let head_on_disk = self.thrift.stream_head && self.config.stream.tier == "disk";
         let mut ram_tier = sum(TierName::Ram, |b| b.host);
         if self.thrift.stream_head && !head_on_disk {
@@ -337,7 +336,7 @@ impl<'a> Room<'a> {
             (true, _) => (self.wished_ring(on_disk), RING_WISHED),
         };
         let host_ring = wished.min(left.max(least));
-        let ring_bytes = attention * ring[0] as u64 + feed_forward * ring[1] as u64;
+        let ring_bytes = Bytes(sizes.ring_bytes(ring));
         Split { tiers, slots, ring, ring_bytes, residents, ram_tier, host_ring }
     }
 

@@ -5,6 +5,7 @@
 //! (Belady 1966), which on a walk up and down keeps the ring across both turns. A load may start once the last use of
 //! the segment that leaves has been queued: segments retire part by part, not block by block.
 
+use super::slots::Slots;
 use crate::checkpoint::Part;
 use std::collections::VecDeque;
 
@@ -105,34 +106,6 @@ impl Habit {
         let mut visits = self.sweep(n_blocks, head_pieces);
         visits.extend((lowest..n_blocks).rev().map(|b| self.backward(b)));
         visits
-    }
-}
-
-/// The slots on the device: each class of segments has its own, each resident segment one for good.
-#[derive(Clone, Debug)]
-pub struct Slots {
-    /// Class of each segment.
-    pub class_of: Vec<usize>,
-    /// Segments that never leave.
-    pub fixed: Vec<bool>,
-    /// Ring slots of each class.
-    pub ring: Vec<usize>,
-}
-
-impl Slots {
-    /// Slots for `n_blocks` blocks and, after their segments, pieces of the head. Two classes: attention parts; parts of
-    /// the feed-forward and pieces of the head.
-    #[must_use]
-    pub fn new(n_blocks: usize, fixed: Vec<bool>, ring: [usize; 2]) -> Slots {
-        let class = |s: usize| usize::from(s >= n_blocks * PARTS || !s.is_multiple_of(PARTS));
-        Slots { class_of: (0..fixed.len()).map(class).collect(), fixed, ring: ring.to_vec() }
-    }
-
-    /// Class of each slot: first those of fixed segments in order, then the rings.
-    #[must_use]
-    pub fn classes(&self) -> Vec<usize> {
-        let fixed = (0..self.fixed.len()).filter(|&s| self.fixed[s]).map(|s| self.class_of[s]);
-        fixed.chain(self.ring.iter().enumerate().flat_map(|(c, &n)| std::iter::repeat_n(c, n))).collect()
     }
 }
 
@@ -372,12 +345,18 @@ pub fn steady(slots: &Slots, habit: Habit, n_blocks: usize, lowest: usize, head_
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::slots::SlotSizes;
     use proptest::prelude::*;
 
     /// `ring` whole blocks and `more` attention slots for `n` blocks, `fixed` of them resident; the head in `pieces`.
     fn slots(n: usize, ring: usize, more: usize, fixed: &[usize], pieces: usize) -> Slots {
+        odd_slots(n, ring, more, fixed, pieces, &SlotSizes::of(&vec![[4, 10, 10, 10]; n]))
+    }
+
+    /// The same with blocks of `sizes`.
+    fn odd_slots(n: usize, ring: usize, more: usize, fixed: &[usize], pieces: usize, sizes: &SlotSizes) -> Slots {
         let resident = |s: usize| s < n * PARTS && fixed.contains(&(s / PARTS));
-        Slots::new(n, (0..n * PARTS + pieces).map(resident).collect(), [ring + more, ring * (PARTS - 1)])
+        Slots::new(n, (0..n * PARTS + pieces).map(resident).collect(), [ring + more, ring * (PARTS - 1)], sizes)
     }
 
     fn blocks(loads: &[Vec<usize>; 3]) -> f64 {
@@ -431,7 +410,7 @@ mod tests {
     #[test]
     fn a_block_larger_than_its_slots_streams_within_the_visit() {
         // One slot for the three parts of the feed-forward.
-        let s = Slots { ring: vec![1, 1], ..slots(4, 1, 0, &[], 0) };
+        let s = Slots { ring: vec![1, 1, 0, 0], ..slots(4, 1, 0, &[], 0) };
         let loads = steady(&s, Habit { split: true, micro: 1, ..Habit::default() }, 4, 0, 0);
         assert!(loads[0].len() >= 4 * 3 && loads[2].len() >= 4 * 5, "{loads:?}");
     }
@@ -441,10 +420,14 @@ mod tests {
         fn what_is_taken_is_there_and_nothing_in_use_is_overwritten(
             n in 1usize..10, ring in 1usize..4, more in 0usize..2, pieces in 0usize..4, resident in 0usize..4,
             lowest in 0usize..10, several in any::<bool>(), tiled in any::<bool>(), split in any::<bool>(),
-            ahead in 1u64..6,
+            ahead in 1u64..6, large in prop::collection::vec((0usize..10, 0usize..4), 0..4),
         ) {
             let fixed: Vec<usize> = (0..resident.min(n)).map(|i| i * n / resident.min(n)).collect();
-            let slots = slots(n, ring, more, &fixed, pieces);
+            let mut blocks = vec![[4, 10, 10, 10]; n];
+            large.iter().for_each(|(block, part)| blocks[block % n][*part] *= 7);
+            let sizes = SlotSizes::of(&blocks);
+            let slots = odd_slots(n, ring, more, &fixed, pieces, &sizes);
+            let bytes = slots.bytes(&sizes);
             let habit = Habit { tiled, split, micro: 1 + usize::from(several) };
             let step = habit.step(n, lowest.min(n - 1), pieces);
             let mut schedule = Schedule::new(&slots);
@@ -472,6 +455,10 @@ mod tests {
                             Op::Take(s) => {
                                 prop_assert!(held.contains(&Some(*s)), "{s} is there");
                                 prop_assert!(slots.classes()[held.iter().position(|h| *h == Some(*s)).unwrap()] == slots.class_of[*s]);
+                                if *s < n * PARTS {
+                                    let at = held.iter().position(|h| *h == Some(*s)).unwrap();
+                                    prop_assert!(bytes[at] >= blocks[s / PARTS][s % PARTS], "{s} fits");
+                                }
                                 used[*s] = true;
                             }
                             Op::Done(s) => used[*s] = false,

@@ -1,6 +1,7 @@
 //! What the planner needs of a checkpoint and a config, as plain numbers.
 
 use super::schedule::PARTS;
+use super::slots::SlotSizes;
 use crate::checkpoint::{Block, BlockTensor, Checkpoint, Dtype, Part, Role, TensorInfo};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -22,8 +23,8 @@ pub struct BlockShape {
     pub host: Bytes,
     /// Bytes as stored of each part.
     pub parts: [Bytes; PARTS],
-    /// Device slots of an attention part, and of the largest part of the feed-forward.
-    pub slots: [Bytes; 2],
+    /// Device slots of the parts.
+    pub slots: [Bytes; PARTS],
     /// Tensors of each part: copies of a load.
     pub tensors: [u64; PARTS],
     /// Elements that a token is multiplied by: its weight matrices, of routed experts the active share.
@@ -47,8 +48,7 @@ impl BlockShape {
             Bytes(bytes).align_up(SLOT_ALIGN)
         };
         let mut parts = Part::ALL.map(|p| of(p).map(|t| Bytes(t.bytes)).sum::<Bytes>());
-        let in_slots = Part::ALL.map(|p| of(p).map(in_slot).sum::<Bytes>());
-        let mut feed_forward = in_slots[1..].iter().copied().max().unwrap_or(Bytes::ZERO);
+        let mut in_slots = Part::ALL.map(|p| of(p).map(in_slot).sum::<Bytes>());
         let own_parts = |t: &BlockTensor| matches!(t.role, Role::Expert | Role::FeedForwardOther);
         let mut gemm_parts =
             Part::ALL.map(|p| of(p).filter(|t| t.shape.len() == 2).map(TensorInfo::elements).sum::<u64>());
@@ -59,7 +59,7 @@ impl BlockShape {
             parts[1..].fill(Bytes(whole.0 / 3));
             parts[1] = whole - parts[2] - parts[3];
             let whole: Bytes = in_slots[1..].iter().copied().sum();
-            feed_forward = Bytes(whole.0.div_ceil(3)).align_up(SLOT_ALIGN);
+            in_slots[1..].fill(Bytes(whole.0.div_ceil(3)).align_up(SLOT_ALIGN));
         }
         let host = Part::ALL.map(|p| superset(of(p).map(|t| (t.file, t.offset, t.bytes)).collect()));
         let weights = Weights::of(c, block);
@@ -79,7 +79,7 @@ impl BlockShape {
             slot: in_slots.into_iter().sum(),
             host: host.into_iter().sum(),
             parts,
-            slots: [in_slots[0], feed_forward],
+            slots: in_slots,
             gemm,
             weights: weights.dense + weights.routed,
             weight_bytes: weights.bytes,
@@ -165,9 +165,9 @@ pub struct Model {
     pub unpack: Bytes,
     /// Name and bytes of the largest tensor of the largest block.
     pub heaviest: (String, Bytes),
-    /// The largest of all blocks': slots of an attention part and of a part of the feed-forward, …
-    part_slots: [Bytes; 2],
-    /// … and the host buffer.
+    /// Sizes of the device's slots.
+    pub slot_sizes: SlotSizes,
+    /// The largest host buffer of all blocks.
     host_buffer: Bytes,
 }
 
@@ -217,7 +217,7 @@ impl Model {
             tied: c.head.is_none(),
             unpack,
             heaviest,
-            part_slots: [Bytes::ZERO; 2],
+            slot_sizes: SlotSizes::default(),
             host_buffer: Bytes::ZERO,
         }
         .measured()
@@ -225,8 +225,9 @@ impl Model {
 
     /// With the largest sizes of its blocks.
     fn measured(mut self) -> Model {
-        let most = |of: &dyn Fn(&BlockShape) -> Bytes| self.blocks.iter().map(of).max().unwrap_or(Bytes::ZERO);
-        (self.part_slots, self.host_buffer) = ([0, 1].map(|class| most(&|b| b.slots[class])), most(&|b| b.host));
+        let parts: Vec<[u64; PARTS]> = self.blocks.iter().map(|b| b.slots.map(|s| s.0)).collect();
+        self.slot_sizes = SlotSizes::of(&parts);
+        self.host_buffer = self.blocks.iter().map(|b| b.host).max().unwrap_or(Bytes::ZERO);
         self
     }
 
@@ -252,7 +253,7 @@ impl Model {
     }
     /// Device slots of an attention part and of a part of the feed-forward: the largest of all blocks.
     pub fn part_slots(&self) -> [Bytes; 2] {
-        self.part_slots
+        [0, 1].map(|class| Bytes(self.slot_sizes.usual[class].max(self.slot_sizes.large[class])))
     }
     /// Slots of one whole block.
     pub fn slot(&self) -> Bytes {
@@ -265,7 +266,7 @@ impl Model {
     }
     /// Rows of the head in one piece when it streams.
     pub fn head_rows(&self) -> u64 {
-        super::schedule::head_rows(self.part_slots()[1].0, self.head_row()).min(self.vocab)
+        super::schedule::head_rows(self.slot_sizes.usual[1], self.head_row()).min(self.vocab)
     }
     /// Bytes of the head as stored (the embedding's when tied).
     pub fn head_stored(&self) -> Bytes {

@@ -4,7 +4,8 @@
 //! starts when the drive is free and the host ring has room; compute waits for what it takes. The host launches in
 //! program order and meets the device at each step's end, as `train/` does.
 
-use super::schedule::{Habit, Load, Op, PARTS, Schedule, Slots};
+use super::schedule::{Habit, Load, Op, PARTS, Schedule};
+use super::slots::Slots;
 use super::work::{Cost, VisitCost};
 use crate::event::TierName;
 use std::collections::VecDeque;

@@ -87,7 +87,9 @@ pub fn bound(m: &Model, job: &Job, machine: &Machine, fit: &Fit) -> f64 {
     let most = |part: usize| m.blocks.iter().map(|b| b.parts[part].0).max().unwrap_or(0);
     let piece = m.head_stored().0.div_ceil(m.vocab.div_ceil(m.head_rows().max(1)).max(1));
     let widest = (1..PARTS).map(most).fold(if fit.stream.head.is_some() { piece } else { 0 }, u64::max);
-    let held = fit.stream.ring[0] as f64 * most(0) as f64 + fit.stream.ring[1] as f64 * widest as f64;
+    let large = m.slot_sizes.large_slots(fit.stream.ring);
+    let slots = [0, 1].map(|class| (fit.stream.ring[class] + large[class]) as f64);
+    let held = slots[0] * most(0) as f64 + slots[1] * widest as f64;
     let ahead = fit.stream.host_ring.0 as f64 / rates.disk;
     let micro = job.micro.max(1) as f64;
     // Seconds of compute, reads and copies on the way up and down.

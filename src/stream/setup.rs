@@ -10,7 +10,8 @@ use crate::config::StreamSection;
 use crate::error::{Error, Result};
 use crate::event::TierName;
 use crate::plan::ModePlan;
-use crate::plan::schedule::{PARTS, Slots, head_rows};
+use crate::plan::schedule::{PARTS, head_rows};
+use crate::plan::slots::{SlotSizes, Slots};
 use crate::store::layout::SlotKind;
 use crate::store::{HostMemory, Reader, SegmentLayout};
 use std::collections::VecDeque;
@@ -106,6 +107,12 @@ const FEED_FORWARD: usize = Part::ALL.len() - 1;
 /// A copy must not straddle two pinned pieces.
 const PIN_PIECE: u64 = 64 << 30;
 
+/// Sizes of the slots for the blocks whose parts have these layouts.
+fn sizes(parts: &[SegmentLayout]) -> SlotSizes {
+    let block = |parts: &[SegmentLayout]| Part::ALL.map(|p| parts[p as usize].slot_len);
+    SlotSizes::of(&parts.chunks_exact(PARTS).map(block).collect::<Vec<_>>())
+}
+
 /// What [`StreamSetup::build`] makes.
 pub(super) struct Parts {
     pub layouts: Vec<SegmentLayout>,
@@ -143,8 +150,7 @@ impl StreamSetup {
         if let Some(tier) = self.head {
             let t = c.head_tensor();
             let row = t.elements() / t.shape[0].max(1) * kind.element(t.bytes / t.elements().max(1));
-            let slot = layouts.iter().skip(1).step_by(Part::ALL.len()).map(|l| l.slot_len).max().unwrap_or(0);
-            let rows = head_rows(slot, row);
+            let rows = head_rows(sizes(&layouts).usual[1], row);
             for first in (0..t.shape[0]).step_by(rows as usize) {
                 layouts.push(SegmentLayout::head(c, first, rows.min(t.shape[0] - first), kind, limit(tier)));
                 tiers.push(tier);
@@ -166,19 +172,12 @@ impl StreamSetup {
         let n = checkpoint.blocks.len();
         assert_eq!(self.tiers.len(), n, "one tier per block");
         let (layouts, tiers) = self.segments(checkpoint);
-        let slots = Slots::new(n, tiers.iter().map(|t| *t == TierName::Vram).collect(), self.ring);
+        let mut sizes = sizes(&layouts[..n * PARTS]);
+        let slots = Slots::new(n, tiers.iter().map(|t| *t == TierName::Vram).collect(), self.ring, &sizes);
         self.check(&slots, n)?;
-        let class_len = |class: usize| {
-            layouts
-                .iter()
-                .zip(&slots.class_of)
-                .filter(|(_, c)| **c == class)
-                .map(|(l, _)| l.slot_len)
-                .max()
-                .unwrap_or(0)
-        };
-        let lens = [class_len(0), class_len(1)];
-        let lens: Vec<u64> = slots.classes().iter().map(|c| lens[*c]).collect();
+        let pieces = layouts[n * PARTS..].iter().map(|l| l.slot_len);
+        sizes.usual[1] = pieces.fold(sizes.usual[1], u64::max);
+        let lens = slots.bytes(&sizes);
         let lane: Box<dyn Lane> = {
             #[cfg(feature = "cuda")]
             match &self.gpu {

@@ -2,8 +2,8 @@
 
 use super::made::{LLAMA3_8B, Shape, TINY, checkpoint as build, grow_block};
 use super::{check, config, machine, of};
-use blockstream_tui::checkpoint::Dtype;
-use blockstream_tui::config::{ByteSize, RunConfig};
+use blockstream_tui::checkpoint::{Checkpoint, Dtype};
+use blockstream_tui::config::{ByteSize, Resident, RunConfig};
 use blockstream_tui::device::{Machine, profile};
 use blockstream_tui::plan::{Verdict, explain, plan};
 use blockstream_tui::units::{Bytes, GIB};
@@ -126,11 +126,25 @@ fn case_pl_16_unequal_blocks_are_named() {
     let p = plan(&wide, &machine("cpu-only"), &config(|_| {})).unwrap();
     assert_eq!((p.parts["embedding"], p.parts["head"]), (Bytes(25_600_000), Bytes(25_600_000)));
     check(&wide, &p);
-    // The ring holds the worst two neighbours: block 2 beside another, never twice the largest.
-    let p = plan(&c, &machine("cpu-only"), &config(|_| {})).unwrap();
+    // The ring of two holds the worst two neighbours, block 2 beside another: never twice the largest.
     let one = c.blocks[2].bytes;
     assert_eq!(one, Bytes(73_984 + 12_800_000));
-    assert_eq!(p.parts["largest_block"] + p.parts["second_largest_block"], one + Bytes(73_984));
+    let equal = build(TINY, Dtype::BF16);
+    for slots in [1, 2] {
+        let of = |c: &Checkpoint| {
+            let p = plan(
+                c,
+                &machine("rtx4090-desktop"),
+                &config(|x| {
+                    (x.stream.slots, x.stream.resident_blocks) = (slots, Resident::AtMost(0));
+                }),
+            );
+            p.unwrap().modes.lora.vram.terms["slots"].0
+        };
+        // One slot of the large part's size beside the ring of the others.
+        let more = of(&c) - of(&equal);
+        assert!((12_800_000..12_800_000 + 73_984).contains(&more), "{slots} slots: {more}");
+    }
 }
 
 #[test]

@@ -73,7 +73,8 @@ proptest! {
         let (a, b) = (plan(&c, &m, &cfg).unwrap().modes.lora, plan(&c, &more, &cfg).unwrap().modes.lora);
         prop_assert!(b.verdict <= a.verdict, "{:?} -> {:?}", a.verdict, b.verdict);
         if a.verdict != Verdict::Infeasible {
-            prop_assert!(b.seconds_per_step.low <= a.seconds_per_step.low);
+            // Sums of the same terms in another order differ in their last bits.
+            prop_assert!(b.seconds_per_step.low <= a.seconds_per_step.low * (1.0 + 1e-9));
             prop_assert!(count(&b, TierName::Disk) <= count(&a, TierName::Disk));
         }
     }
