@@ -95,15 +95,9 @@ fn attention_rates(length: usize, options: (Kind, Device), timed: &Timed<'_>) ->
     let (q, k, v) = (heads(32)?, heads(8)?, heads(8)?);
     let (qkv, ops) = (Qkv { q, k, v }, Ops::of(options.1));
     let flop = 2.0 * (length * length * 4096) as f64;
-    let up = timed(&mut || {
-        drop(attention::forward(ops, &qkv, None, None, false)?);
-        Ok(())
-    })?;
+    let up = timed(&mut || attention::forward(ops, &qkv, None, None, false).map(drop))?;
     let attended = attention::forward(ops, &qkv, None, None, true)?;
-    let down = timed(&mut || {
-        drop(attention::backward(&qkv.q, &qkv, &attended, None)?);
-        Ok(())
-    })?;
+    let down = timed(&mut || attention::backward(&qkv.q, &qkv, &attended, None).map(drop))?;
     Ok([flop / up, 2.5 * flop / down])
 }
 
@@ -157,14 +151,8 @@ fn visits(shape: Shape, tokens: usize, device: Device, timed: &Timed<'_>) -> Res
         mlp_chunk: 0,
         needs_input: true,
     };
-    let up = timed(&mut || {
-        drop(block_forward(&x, &mut weights, &context, None)?);
-        Ok(())
-    })?;
-    let down = timed(&mut || {
-        drop(block_backward(&x, &gy, &mut weights, &context, &grads)?);
-        Ok(())
-    })?;
+    let up = timed(&mut || block_forward(&x, &mut weights, &context, None).map(drop))?;
+    let down = timed(&mut || block_backward(&x, &gy, &mut weights, &context, &grads).map(drop))?;
     Ok([up, down])
 }
 

@@ -36,6 +36,12 @@ template <typename F> int guarded(F f) {
 using Unrecorded = at::AutoDispatchBelowADInplaceOrView;
 
 const at::Tensor& tensor(void* p) { return *static_cast<at::Tensor*>(p); }
+
+// [B,S,H,D] as [B,H,S,D], a view.
+at::Tensor heads_first(void* p) { return tensor(p).transpose(1, 2); }
+
+// [B,H,S,D] as a new, dense [B,S,H,D].
+at::Tensor* tokens_first(const at::Tensor& t) { return new at::Tensor(t.transpose(1, 2).contiguous()); }
 }  // namespace
 
 extern "C" {
@@ -182,11 +188,10 @@ int bstui_flash_backward(void* grad, void* q, void* k, void* v, void** saved, do
 int bstui_cudnn_forward(void* q, void* k, void* v, double scale, bool keep, void** result) {
   return guarded([&] {
     Unrecorded unrecorded;
-    auto heads_first = [](void* t) { return tensor(t).transpose(1, 2); };
     auto r = at::_scaled_dot_product_cudnn_attention(heads_first(q), heads_first(k), heads_first(v), std::nullopt,
                                                      /*compute_log_sumexp=*/keep, /*dropout_p=*/0.0, /*is_causal=*/true,
                                                      /*return_debug_mask=*/false, scale);
-    result[0] = new at::Tensor(std::get<0>(r).transpose(1, 2).contiguous());
+    result[0] = tokens_first(std::get<0>(r));
     result[1] = new at::Tensor(std::get<1>(r));
     result[2] = new at::Tensor(std::get<6>(r));
     result[3] = new at::Tensor(std::get<7>(r));
@@ -197,14 +202,13 @@ int bstui_cudnn_forward(void* q, void* k, void* v, double scale, bool keep, void
 int bstui_cudnn_backward(void* grad, void* q, void* k, void* v, void** saved, double scale, void** result) {
   return guarded([&] {
     Unrecorded unrecorded;
-    auto heads_first = [](void* t) { return tensor(t).transpose(1, 2); };
     auto r = at::_scaled_dot_product_cudnn_attention_backward(
         heads_first(grad), heads_first(q), heads_first(k), heads_first(v), heads_first(saved[0]), tensor(saved[1]),
         tensor(saved[2]), tensor(saved[3]), at::Tensor(), at::Tensor(), at::Tensor(), tensor(q).size(1),
         tensor(k).size(1), /*dropout_p=*/0.0, /*is_causal=*/true, scale);
-    result[0] = new at::Tensor(std::get<0>(r).transpose(1, 2).contiguous());
-    result[1] = new at::Tensor(std::get<1>(r).transpose(1, 2).contiguous());
-    result[2] = new at::Tensor(std::get<2>(r).transpose(1, 2).contiguous());
+    result[0] = tokens_first(std::get<0>(r));
+    result[1] = tokens_first(std::get<1>(r));
+    result[2] = tokens_first(std::get<2>(r));
   });
 }
 

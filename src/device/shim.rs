@@ -291,6 +291,13 @@ pub fn gemm_f32(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64) -> Result<()> 
     check(unsafe { bstui_gemm_f32(raw(out), raw(a), raw(b), alpha) }, "a matrix product into f32")
 }
 
+/// The `N` tensors that `make` puts where it is told to.
+fn several<const N: usize>(doing: &str, make: impl FnOnce(*mut *mut c_void) -> c_int) -> Result<[Tensor; N]> {
+    let mut made = [std::ptr::null_mut(); N];
+    check(make(made.as_mut_ptr()), doing)?;
+    Ok(made.map(|p| owned(p).expect("the shim made each of them")))
+}
+
 /// What the backward pass of [`flash_forward`] or [`cudnn_forward`] needs: out, log-sum-exp, and two tensors of random
 /// state.
 pub type AttentionSaved = [Tensor; 4];
@@ -302,12 +309,9 @@ pub type AttentionSaved = [Tensor; 4];
 /// # Errors
 /// Types or shapes the kernel doesn't take.
 pub fn flash_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: Option<usize>) -> Result<AttentionSaved> {
-    let mut result = [std::ptr::null_mut(); 4];
     let left = window.map_or(-1, |w| w as i64 - 1);
-    // SAFETY: pointers to live tensors; `result` has room for the four that the shim makes.
-    let code = unsafe { bstui_flash_forward(raw(q), raw(k), raw(v), scale, left, result.as_mut_ptr()) };
-    check(code, "flash attention")?;
-    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+    // SAFETY: pointers to live tensors; there is room for the four that the shim makes.
+    several("flash attention", |made| unsafe { bstui_flash_forward(raw(q), raw(k), raw(v), scale, left, made) })
 }
 
 /// Gradients of q, k and v, shaped as they are, from that of the output, `[B,S,H,D]`.
@@ -321,15 +325,12 @@ pub fn flash_backward(
     scale: f64,
     window: Option<usize>,
 ) -> Result<[Tensor; 3]> {
-    let mut result = [std::ptr::null_mut(); 3];
-    let mut kept = [raw(&saved[0]), raw(&saved[1]), raw(&saved[2]), raw(&saved[3])];
+    let mut kept = saved.each_ref().map(raw);
     let left = window.map_or(-1, |w| w as i64 - 1);
-    // SAFETY: pointers to live tensors, which the shim only reads; `result` has room for the three it makes.
-    let code = unsafe {
-        bstui_flash_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, left, result.as_mut_ptr())
-    };
-    check(code, "flash attention's backward")?;
-    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+    // SAFETY: pointers to live tensors, which the shim only reads; there is room for the three it makes.
+    several("flash attention's backward", |made| unsafe {
+        bstui_flash_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, left, made)
+    })
 }
 
 /// cuDNN's causal attention, as [`flash_forward`]; with `keep`, the result can go through [`cudnn_backward`].
@@ -337,11 +338,8 @@ pub fn flash_backward(
 /// # Errors
 /// No cuDNN is there, or types or shapes that it doesn't take.
 pub fn cudnn_forward(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, keep: bool) -> Result<AttentionSaved> {
-    let mut result = [std::ptr::null_mut(); 4];
-    // SAFETY: pointers to live tensors; `result` has room for the four that the shim makes.
-    let code = unsafe { bstui_cudnn_forward(raw(q), raw(k), raw(v), scale, keep, result.as_mut_ptr()) };
-    check(code, "cuDNN's attention")?;
-    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+    // SAFETY: pointers to live tensors; there is room for the four that the shim makes.
+    several("cuDNN's attention", |made| unsafe { bstui_cudnn_forward(raw(q), raw(k), raw(v), scale, keep, made) })
 }
 
 /// As [`flash_backward`], from what [`cudnn_forward`] kept.
@@ -354,14 +352,11 @@ pub fn cudnn_backward(
     saved: &AttentionSaved,
     scale: f64,
 ) -> Result<[Tensor; 3]> {
-    let mut result = [std::ptr::null_mut(); 3];
-    let mut kept = [raw(&saved[0]), raw(&saved[1]), raw(&saved[2]), raw(&saved[3])];
-    // SAFETY: pointers to live tensors, which the shim only reads; `result` has room for the three it makes.
-    let code = unsafe {
-        bstui_cudnn_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, result.as_mut_ptr())
-    };
-    check(code, "the backward pass of cuDNN's attention")?;
-    Ok(result.map(|p| owned(p).expect("the shim made each of them")))
+    let mut kept = saved.each_ref().map(raw);
+    // SAFETY: pointers to live tensors, which the shim only reads; there is room for the three it makes.
+    several("the backward pass of cuDNN's attention", |made| unsafe {
+        bstui_cudnn_backward(raw(grad), raw(q), raw(k), raw(v), kept.as_mut_ptr(), scale, made)
+    })
 }
 
 /// Causal flash attention over packed rows on the GPU: q `[N,H,D]`, k and v `[N,Hkv,D]`, `cu_seqlens` I32 `[rows+1]`.

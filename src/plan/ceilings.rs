@@ -7,10 +7,11 @@
 
 use super::full::{self, Largest, Ring, State};
 use super::memory::{self, Thrift};
+use super::room::usable;
 use super::types::Ceiling;
 use super::verdict::Inputs;
 use super::wear;
-use crate::units::{Bytes, GIB};
+use crate::units::Bytes;
 
 /// Bytes that one parameter costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -84,12 +85,6 @@ pub fn ceilings(x: &Inputs<'_>) -> Vec<Ceiling> {
     all
 }
 
-/// Free host memory less a reserve.
-fn host(x: &Inputs<'_>) -> Bytes {
-    let available = x.machine.ram.available;
-    available.saturating_sub(Bytes((available.0 / 8).min(GIB)))
-}
-
 fn device(x: &Inputs<'_>) -> Option<Bytes> {
     x.machine.gpu.as_ref().map(|g| g.vram_free.saturating_sub(g.overhead))
 }
@@ -98,7 +93,12 @@ fn device(x: &Inputs<'_>) -> Option<Bytes> {
 fn split(x: &Inputs<'_>, on_device: Bytes, on_host: Bytes) -> Have {
     let device = device(x).map(|d| d.saturating_sub(on_device));
     let beside = if device.is_none() { on_device } else { Bytes::ZERO };
-    Have { host: host(x).saturating_sub(on_host + beside), disk: x.machine.disk.free, written: None, device }
+    Have {
+        host: usable(x.machine.ram.available).saturating_sub(on_host + beside),
+        disk: x.machine.disk.free,
+        written: None,
+        device,
+    }
 }
 
 /// Parameters in all blocks.

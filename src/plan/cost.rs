@@ -51,7 +51,7 @@ impl Layout {
         bytes.extend(std::iter::repeat_n(piece, pieces));
         tiers.extend(std::iter::repeat_n(fit.stream.head.unwrap_or(TierName::Vram), pieces));
         let fixed = tiers.iter().enumerate().map(|(s, t)| s < n * PARTS && *t == TierName::Vram).collect();
-        let slots = Slots::new(n, fixed, fit.stream.ring, &m.slot_sizes);
+        let slots = Slots::new(fixed, fit.stream.ring, &m.slot_sizes);
         let habit = Habit { tiled: fit.stream.mlp_chunk > 0, split: fit.stream.split, micro: job.micro as usize };
         Layout { slots, habit, pieces, bytes, copies, tiers }
     }

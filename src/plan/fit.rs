@@ -171,23 +171,28 @@ fn refined(mut found: Vec<(f64, Fit)>, m: &Model, job: &Job, machine: &Machine, 
     for i in 0..found.len() {
         let like = found[i].1.clone();
         let mixed = like.tiers.iter().any(|t| *t != like.tiers[0]);
+        if !mixed && job.lowest == 0 {
+            continue;
+        }
+        let bound = time::bound(m, job, machine, &like);
         for pattern in &Pattern::ALL[1..] {
-            if !(mixed || job.lowest > 0) || !improvable(least, &like, m, job, machine) {
+            if !improvable(least, bound) {
                 break;
             }
             let other = Room::like(&like, m, job, machine, config).fit(*pattern);
             if other.problems.is_empty() {
-                found.push((time::least(m, job, machine, &other), other));
-                least = fastest_seconds(&found);
+                let seconds = time::least(m, job, machine, &other);
+                least = least.min(seconds);
+                found.push((seconds, other));
             }
         }
     }
     polished(fastest(found), m, job, machine, config)
 }
 
-/// Whether placing the blocks of `fit` otherwise could make a step clearly faster than `seconds`.
-fn improvable(seconds: f64, fit: &Fit, m: &Model, job: &Job, machine: &Machine) -> bool {
-    time::bound(m, job, machine, fit) * STEADIER < seconds
+/// Whether placing the blocks of a fit with this `bound` otherwise could make a step clearly faster than `seconds`.
+fn improvable(seconds: f64, bound: f64) -> bool {
+    bound * STEADIER < seconds
 }
 
 /// Longer rings and the usual pattern come first, and win unless another is clearly better.
@@ -208,7 +213,7 @@ const POLISH: usize = 600;
 /// Swaps tiers of two blocks, near ones first, as long as that is clearly faster.
 fn polished(best: (f64, Fit), m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Fit {
     let (mut seconds, mut best) = best;
-    if !improvable(seconds, &best, m, job, machine) {
+    if !improvable(seconds, time::bound(m, job, machine, &best)) {
         return best;
     }
     let room = Room::like(&best, m, job, machine, config);

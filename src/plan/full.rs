@@ -6,7 +6,7 @@
 //! and a flip at the step's end makes it valid: a crash loses a step, not the model. It doubles space, not traffic.
 
 use super::memory::{self, Terms, Thrift};
-use super::room::reserve;
+use super::room::usable;
 use super::shape::Job;
 use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdict, VramPlan};
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
@@ -195,8 +195,7 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
     let job = job(x);
     let gpu = x.machine.gpu.as_ref();
     let all = state.bytes(m.params);
-    let available = x.machine.ram.available;
-    let usable = available.saturating_sub(reserve(available));
+    let usable = usable(x.machine.ram.available);
     let mut budget = gpu.map_or(Bytes::ZERO, |g| g.vram_free.saturating_sub(g.overhead));
     if c.stream.vram_budget.0 > 0 {
         budget = budget.min(Bytes(c.stream.vram_budget.0));

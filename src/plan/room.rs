@@ -3,8 +3,8 @@
 use super::fit::Fit;
 use super::memory::{self, Terms, Thrift};
 use super::placement::{Pattern, place};
-use super::schedule::PARTS;
 use super::shape::{Job, Model};
+use super::slots::FEED_FORWARD;
 use super::types::{StreamPlan, VramPlan};
 use crate::config::{Resident, RunConfig};
 use crate::device::Machine;
@@ -67,9 +67,9 @@ const RING_ONCE: Bytes = Bytes(128 << 20);
 /// Below this there is no room for two chunks and the reads between them.
 const RING_LEAST: Bytes = Bytes(1 << 20);
 
-/// Free host memory kept for everything else on the machine.
-pub fn reserve(available: Bytes) -> Bytes {
-    Bytes((available.0 / 8).min(GIB))
+/// Host memory that a plan may use: what is free, less a reserve for everything else on the machine.
+pub fn usable(available: Bytes) -> Bytes {
+    available.saturating_sub(Bytes((available.0 / 8).min(GIB)))
 }
 
 impl<'a> Room<'a> {
@@ -92,8 +92,7 @@ impl<'a> Room<'a> {
         let gpu = machine.gpu.as_ref();
         let host_fixed = memory::host_terms(m, job, thrift);
         let device_fixed = memory::device_terms(m, job, gpu.is_none(), thrift);
-        let available = machine.ram.available;
-        let mut host = available.saturating_sub(reserve(available));
+        let mut host = usable(machine.ram.available);
         let source = if machine.ram.limited_by == "cgroup" { "the cgroup's limit" } else { "free host memory" };
         let own = Limit { bytes: host, source: source.into() };
         let integrated = gpu.is_some_and(|g| g.integrated);
@@ -169,16 +168,7 @@ impl<'a> Room<'a> {
     /// Whether anything fits, some blocks on disk only if `disk` allows it.
     pub fn fits(&self, disk: bool) -> bool {
         let disk = disk && self.config.stream.tier != "ram";
-        self.fixed_fit() && self.search(disk).is_some()
-    }
-
-    /// Whether there is room for the terms that no split can help.
-    fn fixed_fit(&self) -> bool {
-        let [device, host] = self.fixed;
-        match &self.device {
-            Some(d) if !self.integrated => device <= d.bytes && host <= self.host,
-            _ => host + device <= self.host,
-        }
+        self.fixed_problems().is_empty() && self.search(disk).is_some()
     }
 
     /// Terms that no split can help.
@@ -252,7 +242,7 @@ impl<'a> Room<'a> {
             _ if streamed == 0 => [0, if self.thrift.stream_head { 2 } else { 0 }],
             0 => [1, 1],
             // One attention part more: the next block begins with it, and the link goes on while this one ends.
-            k => [k + usize::from(k < streamed), k * (PARTS - 1)],
+            k => [k + usize::from(k < streamed), k * FEED_FORWARD],
         }
     }
 

@@ -356,7 +356,7 @@ mod tests {
     /// The same with blocks of `sizes`.
     fn odd_slots(n: usize, ring: usize, more: usize, fixed: &[usize], pieces: usize, sizes: &SlotSizes) -> Slots {
         let resident = |s: usize| s < n * PARTS && fixed.contains(&(s / PARTS));
-        Slots::new(n, (0..n * PARTS + pieces).map(resident).collect(), [ring + more, ring * (PARTS - 1)], sizes)
+        Slots::new((0..n * PARTS + pieces).map(resident).collect(), [ring + more, ring * (PARTS - 1)], sizes)
     }
 
     fn blocks(loads: &[Vec<usize>; 3]) -> f64 {

@@ -9,7 +9,7 @@ use super::schedule::PARTS;
 /// A part this much larger than what is usual in its class is large.
 const LARGE: f64 = 1.25;
 /// Parts of a block's feed-forward.
-const FEED_FORWARD: usize = PARTS - 1;
+pub const FEED_FORWARD: usize = PARTS - 1;
 
 /// Whether a part belongs to the feed-forward: the second class.
 fn class_of(part: usize) -> usize {
@@ -65,9 +65,8 @@ impl SlotSizes {
     /// Bytes that slots for all parts of `block` take.
     #[must_use]
     pub fn block(&self, block: usize) -> u64 {
-        let odd = self.odd.get(block).copied().unwrap_or_default();
         let of = |(part, odd): (usize, bool)| if odd { self.large } else { self.usual }[class_of(part)];
-        odd.into_iter().enumerate().map(of).fold(0, u64::saturating_add)
+        self.odd[block].into_iter().enumerate().map(of).fold(0, u64::saturating_add)
     }
 
     /// Large slots of each class beside `ring` ordinary ones: what as many neighbours as the ring holds need at most.
@@ -80,9 +79,9 @@ impl SlotSizes {
         let neighbours = (ring[1] / FEED_FORWARD).clamp(1, self.odd.len().max(1));
         [0, 1].map(|class| {
             let of = |odd: &[bool; PARTS]| (0..PARTS).filter(|p| class_of(*p) == class && odd[*p]).count();
+            let most = self.odd.windows(neighbours).map(|near| near.iter().map(of).sum()).max().unwrap_or(0);
             // Part by part one slot passes them all.
-            let most = if ring[1] < FEED_FORWARD { 1 } else { PARTS * self.odd.len() };
-            self.odd.windows(neighbours).map(|near| near.iter().map(of).sum::<usize>()).max().unwrap_or(0).min(most)
+            if ring[1] < FEED_FORWARD { most.min(1) } else { most }
         })
     }
 
@@ -108,13 +107,12 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Slots for `n_blocks` blocks and, after their segments, pieces of the head. Four classes: attention parts; parts of
+    /// Slots for the blocks of `sizes` and, after their segments, pieces of the head. Four classes: attention parts; parts of
     /// the feed-forward and pieces of the head; large parts of each.
     #[must_use]
-    pub fn new(n_blocks: usize, fixed: Vec<bool>, ring: [usize; 2], sizes: &SlotSizes) -> Slots {
-        let class = |s: usize| match sizes.odd.get(s / PARTS).filter(|_| s < n_blocks * PARTS) {
+    pub fn new(fixed: Vec<bool>, ring: [usize; 2], sizes: &SlotSizes) -> Slots {
+        let class = |s: usize| match sizes.odd.get(s / PARTS) {
             Some(odd) => class_of(s % PARTS) + if odd[s % PARTS] { 2 } else { 0 },
-            None if s < n_blocks * PARTS => class_of(s % PARTS),
             None => 1,
         };
         let class_of = (0..fixed.len()).map(class).collect();

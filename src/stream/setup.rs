@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::event::TierName;
 use crate::plan::ModePlan;
 use crate::plan::schedule::{PARTS, head_rows};
-use crate::plan::slots::{SlotSizes, Slots};
+use crate::plan::slots::{FEED_FORWARD, SlotSizes, Slots};
 use crate::store::layout::SlotKind;
 use crate::store::{HostMemory, Reader, SegmentLayout};
 use std::collections::VecDeque;
@@ -102,8 +102,6 @@ impl StreamSetup {
     }
 }
 
-/// Parts of a block that share the second class of slots.
-const FEED_FORWARD: usize = Part::ALL.len() - 1;
 /// A copy must not straddle two pinned pieces.
 const PIN_PIECE: u64 = 64 << 30;
 
@@ -173,7 +171,7 @@ impl StreamSetup {
         assert_eq!(self.tiers.len(), n, "one tier per block");
         let (layouts, tiers) = self.segments(checkpoint);
         let mut sizes = sizes(&layouts[..n * PARTS]);
-        let slots = Slots::new(n, tiers.iter().map(|t| *t == TierName::Vram).collect(), self.ring, &sizes);
+        let slots = Slots::new(tiers.iter().map(|t| *t == TierName::Vram).collect(), self.ring, &sizes);
         self.check(&slots, n)?;
         let pieces = layouts[n * PARTS..].iter().map(|l| l.slot_len);
         sizes.usual[1] = pieces.fold(sizes.usual[1], u64::max);
