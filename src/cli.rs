@@ -25,8 +25,6 @@ use std::path::{Path, PathBuf};
 /// Runs the program; the code it exits with.
 #[must_use]
 pub fn main() -> ExitCode {
-    #[cfg(feature = "torch")]
-    settle_environment();
     let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {
@@ -36,10 +34,25 @@ pub fn main() -> ExitCode {
             return code;
         }
     };
+    #[cfg(feature = "torch")]
+    if computes(&cli.command) {
+        settle_environment();
+    }
     dispatch(cli).unwrap_or_else(|e| {
         let _ = writeln!(std::io::stderr(), "error: {e}");
         e.exit_code()
     })
+}
+
+/// Whether `command` computes in this process. The others would only start twice, and `bench step` would hand our
+/// settings on to the peers.
+#[cfg(feature = "torch")]
+fn computes(command: &Option<Command>) -> bool {
+    use bench::BenchCommand::{Calibrate, Gemm, Link};
+    matches!(
+        command,
+        None | Some(Command::Train(_) | Command::Generate(_) | Command::Bench(Link { .. } | Gemm(_) | Calibrate(_)))
+    )
 }
 
 /// Starts this program again with an environment that libtorch and CUDA read before `main`, unless it is set.
@@ -54,15 +67,6 @@ fn settle_environment() {
     use std::os::unix::process::CommandExt;
     const WANTED: [(&str, &str); 3] =
         [("OMP_WAIT_POLICY", "passive"), ("CUDA_CACHE_DISABLE", "1"), ("USE_PYTORCH_KERNEL_CACHE", "0")];
-    // The screen, the script, `train`, `generate` and `bench gemm` compute; the others would only start twice, and
-    // `bench step` would hand our settings on to the peers.
-    let benches = std::env::args_os().nth(1).is_some_and(|a| a == "bench");
-    let words =
-        if benches { &["gemm", "link", "calibrate"][..] } else { &["train", "generate", "--script", "--model"] };
-    let computes = |a: &std::ffi::OsStr| words.iter().any(|w| a == *w);
-    if std::env::args_os().len() > 1 && !std::env::args_os().any(|a| computes(&a)) {
-        return;
-    }
     let set = |name: &str| std::env::var_os(name).is_some();
     // Started again already: the cards need not be asked twice.
     if WANTED.iter().all(|(name, _)| set(name)) {
@@ -220,4 +224,24 @@ fn models(places: &[PathBuf], json: bool) -> Result<ExitCode> {
         print::line(&format!("{}  [{}]  {what}", m.name, m.origin))?;
     }
     Ok(ExitCode::Ok)
+}
+
+#[cfg(all(test, feature = "torch"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_fo_53_every_path_that_can_train_settles_the_environment() {
+        let computing = |line: &str| {
+            let words = std::iter::once("blockstream-tui").chain(line.split_whitespace());
+            let cli = Cli::try_parse_from(args::expand(words.map(std::ffi::OsString::from))).unwrap();
+            computes(&cli.command)
+        };
+        for line in ["", "--config x.toml", "--profile recipe", "--model=dir", "--script x", "train --model x"] {
+            assert!(computing(line), "{line}");
+        }
+        for line in ["plan train", "models train", "doctor"] {
+            assert!(!computing(line), "{line}");
+        }
+    }
 }

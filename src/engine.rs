@@ -50,9 +50,11 @@ pub trait Engine: Send {
 pub struct Outcome {
     /// Finished, stopped or aborted; the worker turns signals into `Interrupted`/`Terminated`.
     pub status: RunStatus,
+    /// Why it failed, where it did.
+    pub reason: Option<String>,
     /// Steps complete.
     pub step: u64,
-    /// Newest checkpoint to resume from.
+    /// Newest checkpoint to resume from; it exists.
     pub checkpoint: Option<PathBuf>,
     /// Device memory figures.
     pub vram: crate::event::VramFigures,
@@ -80,8 +82,10 @@ pub enum Stop {
     No,
     /// Finish the step, save, stop.
     AfterStep,
-    /// Stop at the next block.
-    Now,
+    /// Drop the step in progress, save the last whole one, stop.
+    DropStep,
+    /// Save nothing more, stop.
+    AtOnce,
 }
 
 impl Control {
@@ -95,8 +99,11 @@ impl Control {
             Command::StopAndSave => {
                 s.stop.fetch_max(1, Ordering::SeqCst);
             }
-            Command::StopNow => {
+            Command::DropStep => {
                 s.stop.fetch_max(2, Ordering::SeqCst);
+            }
+            Command::Discard => {
+                s.stop.fetch_max(3, Ordering::SeqCst);
             }
         }
     }
@@ -116,8 +123,16 @@ impl Control {
         match self.0.stop.load(Ordering::SeqCst) {
             0 => Stop::No,
             1 => Stop::AfterStep,
-            _ => Stop::Now,
+            2 => Stop::DropStep,
+            _ => Stop::AtOnce,
         }
+    }
+    /// For work that a stop of `strength` or a stronger one ends.
+    ///
+    /// # Errors
+    /// Such a stop was asked for ([`Error::is_stop`]).
+    pub fn check(&self, strength: Stop) -> Result<()> {
+        if self.stop() >= strength { Err(Error::stopped()) } else { Ok(()) }
     }
 }
 
@@ -299,9 +314,12 @@ mod tests {
     #[test]
     fn a_stop_only_gets_stronger() {
         let c = Control::default();
-        c.send(Command::StopNow);
+        c.send(Command::DropStep);
         c.send(Command::StopAndSave);
-        assert_eq!(c.stop(), Stop::Now);
+        assert_eq!(c.stop(), Stop::DropStep);
+        assert!(c.check(Stop::AfterStep).is_err_and(|e| e.is_stop()) && c.check(Stop::AtOnce).is_ok());
+        c.send(Command::Discard);
+        assert_eq!(c.stop(), Stop::AtOnce);
         c.send(Command::SaveNow);
         assert!(c.take_save() && !c.take_save());
     }

@@ -47,6 +47,8 @@ pub enum Kind {
     Run,
     /// The device has no memory left.
     OutOfMemory,
+    /// Somebody asked for a stop: no fault, but what was going on ends here.
+    Stopped,
 }
 
 /// What happened, and what to do next.
@@ -102,6 +104,18 @@ impl Error {
         Error { kind: Kind::Usage, ..Error::io(what, path, source) }
     }
 
+    /// Somebody asked for a stop; work returns this instead of going on.
+    #[must_use]
+    pub fn stopped() -> Error {
+        Error::new(Kind::Stopped, "stopped on request")
+    }
+    /// What a caught panic of thread `who` said.
+    #[must_use]
+    pub fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Error {
+        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Error::run(format!("{who} panicked: {}", said.unwrap_or("no message")))
+    }
+
     /// Adds what to do next, a full clause: "fetch the real file".
     #[must_use]
     pub fn next(mut self, next: impl Into<String>) -> Error {
@@ -113,6 +127,11 @@ impl Error {
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         self.source = Some(source.into());
         self
+    }
+    /// Whether this is a stop that was asked for.
+    #[must_use]
+    pub fn is_stop(&self) -> bool {
+        self.kind == Kind::Stopped
     }
     /// What sort of error this is.
     #[must_use]
@@ -140,6 +159,7 @@ impl Error {
         match self.kind {
             Kind::Usage | Kind::Checkpoint | Kind::Data => ExitCode::Usage,
             Kind::Infeasible => ExitCode::Infeasible,
+            Kind::Stopped => ExitCode::StoppedEarly,
             Kind::Device | Kind::Io | Kind::Run | Kind::OutOfMemory => ExitCode::Failed,
         }
     }

@@ -292,15 +292,15 @@ pub enum RunStatus {
     Running,
     /// All steps done.
     Finished,
-    /// Stopped early on request; everything saved.
+    /// Stopped early on request.
     Stopped,
-    /// Stopped at once on request; the last checkpoint stands.
+    /// Stopped at once on request; nothing more was saved.
     Aborted,
-    /// SIGINT; saved.
+    /// SIGINT.
     Interrupted,
-    /// SIGTERM; saved.
+    /// SIGTERM, or the terminal went away.
     Terminated,
-    /// Failed; the last checkpoint stands.
+    /// Failed.
     Failed,
 }
 
@@ -323,6 +323,26 @@ pub struct RunFinished {
     pub residency_peak: usize,
     /// Telemetry events dropped because a reader was slow.
     pub telemetry_dropped: u64,
+}
+
+impl RunFinished {
+    /// The step that its checkpoint holds.
+    #[must_use]
+    pub fn saved_step(&self) -> Option<u64> {
+        self.checkpoint.as_ref()?.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+    }
+
+    /// What of its steps is kept, as a clause: every word about an end takes it from here.
+    #[must_use]
+    pub fn kept(&self) -> String {
+        let steps = |n: u64| if n == 1 { "1 step".to_string() } else { format!("{n} steps") };
+        match self.saved_step() {
+            Some(at) if at < self.step => format!("saved at step {at}; {} after it lost", steps(self.step - at)),
+            Some(at) => format!("saved at step {at}"),
+            None if self.step == 0 => "nothing was saved: no step was complete".into(),
+            None => format!("nothing was saved: {} lost", steps(self.step)),
+        }
+    }
 }
 
 /// Peak device memory, the three figures that are never mixed.
@@ -464,8 +484,8 @@ pub struct Gauges {
     pub ram_available: Option<Bytes>,
 }
 
-/// What a reader may ask of the trainer. Checked between blocks; answered by an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a reader may ask of the trainer, stops last and by strength. Checked between blocks; answered by an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
     /// Wait after this step.
@@ -476,8 +496,10 @@ pub enum Command {
     SaveNow,
     /// Finish this step, save, stop.
     StopAndSave,
-    /// Stop at the next block; nothing new is saved.
-    StopNow,
+    /// Drop the step in progress, save the last whole one, stop.
+    DropStep,
+    /// Stop and save nothing more: steps since the last checkpoint are lost.
+    Discard,
 }
 
 /// JSON has no NaN: a value that is not finite is `null`.
@@ -504,6 +526,24 @@ pub mod nan_as_null {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn case_fo_52_what_is_kept_is_told_from_the_checkpoint_that_exists() {
+        let end = |step, checkpoint: Option<&str>| RunFinished {
+            status: RunStatus::Terminated,
+            reason: None,
+            step,
+            checkpoint: checkpoint.map(PathBuf::from),
+            vram: VramFigures::default(),
+            stats: StreamStats::default(),
+            residency_peak: 0,
+            telemetry_dropped: 0,
+        };
+        assert_eq!(end(6, Some("run/checkpoint-6")).kept(), "saved at step 6");
+        assert_eq!(end(6, Some("run/checkpoint-4")).kept(), "saved at step 4; 2 steps after it lost");
+        assert_eq!(end(1, None).kept(), "nothing was saved: 1 step lost");
+        assert_eq!(end(0, None).kept(), "nothing was saved: no step was complete");
+    }
 
     #[test]
     fn events_survive_json_and_nan_is_null() {

@@ -51,14 +51,22 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    let run_dir = lines.run_dir.clone().ok_or_else(|| Error::run(reason(&finished)))?;
-    let report = run_dir.join("report.json");
-    if args.json {
-        print::json(&report::load(&run_dir)?)?;
-    } else {
-        print::line(&report.display().to_string())?;
+    let Some(run_dir) = lines.run_dir else {
+        return if finished.status == RunStatus::Failed {
+            Err(Error::run(reason(&finished)))
+        } else {
+            Ok(say_end(&finished, None))
+        };
+    };
+    let printed = match args.json {
+        true => report::load(&run_dir).and_then(|r| print::json(&r)),
+        false => print::line(&run_dir.join("report.json").display().to_string()),
+    };
+    // How the run ended outranks a stdout that is gone.
+    match say_end(&finished, Some(&run_dir)) {
+        ExitCode::Ok => printed,
+        code => Ok(code),
     }
-    Ok(say_end(&finished, &run_dir))
 }
 
 /// The run folder and newest whole checkpoint that `dir` means.
@@ -99,11 +107,11 @@ fn reason(finished: &RunFinished) -> String {
 }
 
 /// Says how it ended and how to go on; the exit code of the contract.
-fn say_end(finished: &RunFinished, run_dir: &Path) -> ExitCode {
-    let resume = match &finished.checkpoint {
-        Some(_) => format!("saved at step {}; go on with: train --resume {}", finished.step, run_dir.display()),
-        None => "nothing was saved: no step was complete".to_string(),
-    };
+fn say_end(finished: &RunFinished, run_dir: Option<&Path>) -> ExitCode {
+    let mut resume = finished.kept();
+    if let (Some(_), Some(dir)) = (&finished.checkpoint, run_dir) {
+        resume += &format!("; go on with: train --resume {}", dir.display());
+    }
     let (text, code) = match finished.status {
         RunStatus::Finished => return ExitCode::Ok,
         RunStatus::Running | RunStatus::Failed => (format!("failed: {}; {resume}", reason(finished)), ExitCode::Failed),

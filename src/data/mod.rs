@@ -73,18 +73,21 @@ pub struct Dataset {
 /// # Errors
 /// Any fault of files, rows or template that isn't allowed by a flag; names file and line. No usable row.
 pub fn prepare(config: &RunConfig, checkpoint: &Checkpoint, progress: &mut dyn FnMut(Stage)) -> Result<Dataset> {
-    pipeline::prepare(config, checkpoint.into(), Date::day_of(clock::unix_now()), progress)
+    prepare_dated(config, checkpoint, None, progress, &|| Ok(()))
 }
 
-/// [`prepare`] with the template's date given, as [`DataFacts::template_date`] writes it.
+/// [`prepare`] with the template's date given, as [`DataFacts::template_date`] writes it (`None`: today). `stop` is
+/// asked before each row.
 ///
 /// # Errors
-/// As [`prepare`]; also a date that isn't one.
+/// As [`prepare`]; also a date that isn't one; what `stop` says.
 pub fn prepare_dated(
     config: &RunConfig,
     checkpoint: &Checkpoint,
-    date: &str,
+    date: Option<&str>,
     progress: &mut dyn FnMut(Stage),
+    stop: &dyn Fn() -> Result<()>,
 ) -> Result<Dataset> {
-    pipeline::prepare(config, checkpoint.into(), Date::parse(date)?, progress)
+    let date = date.map_or_else(|| Ok(Date::day_of(clock::unix_now())), Date::parse)?;
+    pipeline::prepare(config, checkpoint.into(), date, progress, stop)
 }

@@ -85,6 +85,7 @@ pub fn prepare(
     model: ModelFiles<'_>,
     date: Date,
     progress: &mut dyn FnMut(Stage),
+    stop: &dyn Fn() -> Result<()>,
 ) -> Result<Dataset> {
     let data = &config.data;
     let settings = Settings::of(data)?;
@@ -93,7 +94,7 @@ pub fn prepare(
     }
     if data.format == TOKENS {
         let mut out = Dataset::default();
-        (out.train, out.eval) = super::tokens::read(data, &settings, model, &mut out.facts)?;
+        (out.train, out.eval) = super::tokens::read(data, &settings, model, stop, &mut out.facts)?;
         return Ok(finish(data, config.train.seed, out));
     }
     let total = data.files.iter().chain(&data.eval_files).map(|f| std::fs::metadata(f).map_or(0, |m| m.len())).sum();
@@ -105,6 +106,7 @@ pub fn prepare(
         total,
         done: 0,
         progress,
+        stop,
         tally: Tally::default(),
     };
     let train = import.files(&data.files)?;
@@ -162,6 +164,7 @@ struct Import<'a> {
     total: u64,
     done: u64,
     progress: &'a mut dyn FnMut(Stage),
+    stop: &'a dyn Fn() -> Result<()>,
     tally: Tally,
 }
 
@@ -180,6 +183,7 @@ impl Import<'_> {
         let mut seen = 0u64;
         let before = self.done;
         let summary = reader::read(path, self.skip_bad, &mut |record| {
+            (self.stop)()?;
             if seen.is_multiple_of(REPORT_EVERY) {
                 let stage = Stage {
                     name: "reading data".into(),

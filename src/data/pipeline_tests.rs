@@ -258,7 +258,8 @@ fn progress_counts_bytes_to_the_end() {
     config.data.files = vec![model.data("a.jsonl", &vec![ab(); 250]), model.data("b.jsonl", &[ab()])];
     let total: u64 = config.data.files.iter().map(|f| std::fs::metadata(f).unwrap().len()).sum();
     let mut stages = Vec::new();
-    super::pipeline::prepare(&config, model.files(), super::Date::from_unix(0), &mut |s| stages.push(s)).unwrap();
+    super::pipeline::prepare(&config, model.files(), super::Date::from_unix(0), &mut |s| stages.push(s), &|| Ok(()))
+        .unwrap();
     assert_eq!(stages.len(), 3 + 1 + 1);
     assert!(stages.windows(2).all(|w| w[0].done <= w[1].done) && stages.iter().all(|s| s.total == total));
     assert_eq!(stages.last().unwrap().done, total);

@@ -102,7 +102,7 @@ impl Model {
         let mut config = RunConfig::default();
         config.data.files = vec![self.data("rows.jsonl", rows)];
         edit(&mut config);
-        pipeline::prepare(&config, self.files(), Date::from_unix(1_720_256_703), &mut |_| {})
+        pipeline::prepare(&config, self.files(), Date::from_unix(1_720_256_703), &mut |_| {}, &|| Ok(()))
     }
 }
 

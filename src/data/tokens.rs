@@ -21,6 +21,7 @@ pub(super) fn read(
     data: &DataSection,
     settings: &Settings,
     model: ModelFiles<'_>,
+    stop: &dyn Fn() -> Result<()>,
     facts: &mut DataFacts,
 ) -> Result<(Vec<Row>, Vec<Row>)> {
     let mut hash = Sha256::new();
@@ -28,6 +29,7 @@ pub(super) fn read(
         let mut rows = Vec::new();
         for path in paths {
             let summary = reader::read(path, data.skip_bad_lines, &mut |record| {
+                stop()?;
                 let at = || format!("'{}' line {}", path.display(), record.line);
                 let row = row(&record.value, model.vocab).map_err(|why| {
                     Error::data(format!("{}: {why}", at()))

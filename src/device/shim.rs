@@ -85,8 +85,11 @@ pub type Cuda = std::result::Result<(), String>;
 pub fn init() -> &'static Cuda {
     static CUDA: OnceLock<Cuda> = OnceLock::new();
     CUDA.get_or_init(|| {
+        let asked =
+            std::env::var("OMP_NUM_THREADS").ok().and_then(|n| n.trim().parse::<usize>().ok()).filter(|n| *n > 0);
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get().min(64));
         // SAFETY: only sets a global of libtorch. Without it gradients of a 2-core machine may depend on the pool.
-        unsafe { bstui_threads(std::thread::available_parallelism().map_or(1, |n| n.get().min(64)) as c_int) };
+        unsafe { bstui_threads(asked.unwrap_or_else(cores) as c_int) };
         load_torch_cuda()
     })
 }

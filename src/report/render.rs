@@ -90,11 +90,11 @@ fn lead(r: &Report) -> String {
     let how = match r.status {
         RunStatus::Running => "still running",
         RunStatus::Finished => "finished",
-        RunStatus::Stopped => "stopped early and saved",
-        RunStatus::Aborted => "stopped at once; the last checkpoint stands",
-        RunStatus::Interrupted => "interrupted (SIGINT) and saved",
-        RunStatus::Terminated => "terminated (SIGTERM) and saved",
-        RunStatus::Failed => "failed; the last checkpoint stands",
+        RunStatus::Stopped => "stopped early",
+        RunStatus::Aborted => "stopped at once, nothing more was saved",
+        RunStatus::Interrupted => "interrupted (SIGINT)",
+        RunStatus::Terminated => "terminated (SIGTERM)",
+        RunStatus::Failed => "failed",
     };
     let mut text = format!("{} steps on {}, {how}", r.steps, or_dash(&r.machine.device));
     if let Some(reason) = &r.reason {

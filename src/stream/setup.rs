@@ -7,6 +7,7 @@ use super::pinning::{self, Pin, Pinned};
 use super::ring::{Ring, chunk_limit};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::config::StreamSection;
+use crate::engine::{Control, Stop};
 use crate::error::{Error, Result};
 use crate::event::TierName;
 use crate::plan::ModePlan;
@@ -35,6 +36,8 @@ pub struct StreamSetup {
     pub ring_bytes: u64,
     /// Go on with pageable memory when pinning fails.
     pub allow_pageable: bool,
+    /// A stop ends the loading of the RAM tier.
+    pub control: Control,
     /// Added to every copy on CPU (tests of ordering; zero otherwise).
     pub copy_delay: Duration,
     /// GPU to stream to; `None` = CPU.
@@ -67,6 +70,7 @@ impl StreamSetup {
             head: None,
             ring_bytes: 64 << 20,
             allow_pageable: false,
+            control: Control::default(),
             copy_delay: Duration::ZERO,
             #[cfg(feature = "cuda")]
             gpu: None,
@@ -248,6 +252,7 @@ impl StreamSetup {
         let mut wait = |(n, ticket): (u64, crate::store::ReadTicket)| {
             ticket.wait()?;
             done += n;
+            self.control.check(Stop::AfterStep)?;
             progress(done);
             Ok::<_, Error>(())
         };

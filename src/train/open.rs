@@ -11,7 +11,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
 use crate::data::{self, Dataset, Sampler};
 use crate::device::{nvml, shim};
-use crate::engine::{Control, EventSink, Job};
+use crate::engine::{Control, EventSink, Job, Stop};
 use crate::error::{Error, Result};
 use crate::event::{EVENT_SCHEMA, EventKind, Level, RunStarted, Stage, StreamStats};
 use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
@@ -39,10 +39,9 @@ impl<'a> Run<'a> {
         let to_stage = |s: Stage| sink.send(EventKind::Stage(s));
         let restored = job.resume.as_deref().map(|dir| save::load(dir, &layout)).transpose()?;
         let date = restored.as_ref().map(|(_, old)| old.template_date.as_str()).filter(|d| !d.is_empty());
-        let data = match date {
-            Some(date) => data::prepare_dated(config, &checkpoint, date, &mut |s| to_stage(s))?,
-            None => data::prepare(config, &checkpoint, &mut |s| to_stage(s))?,
-        };
+        let stop = || control.check(Stop::AfterStep);
+        let data = data::prepare_dated(config, &checkpoint, date, &mut |s| to_stage(s), &stop)?;
+        stop()?;
         let rows_per_step = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps;
         let sampler = Sampler { n_rows: data.train.len(), rows_per_step, seed: config.train.seed };
         let steps_total = match config.train.max_steps {
@@ -78,7 +77,7 @@ impl<'a> Run<'a> {
             notice(&sink, Level::Info, text.clone());
         }
 
-        let setup = StreamSetup::of(plan, &config.stream).on(device)?;
+        let setup = StreamSetup { control: control.clone(), ..StreamSetup::of(plan, &config.stream).on(device)? };
         let mut stage = Stages { sink: sink.as_ref(), last: 0 };
         let streamer =
             Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
@@ -138,6 +137,8 @@ impl<'a> Run<'a> {
             gauges,
             vram_before,
             newest: job.resume.clone(),
+            saved_step: restored.as_ref().map(|(_, old)| old.global_step),
+            whole: true,
             next: None,
             written: None,
         })

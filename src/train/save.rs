@@ -100,17 +100,43 @@ pub fn save(
     let _ = std::fs::remove_dir_all(&tmp);
     std::fs::create_dir(&tmp).map_err(|e| Error::io("create", &tmp, e))?;
     let written = fill(&tmp, config, layout, tensors, state).and_then(|bytes| {
-        if path.exists() {
-            std::fs::remove_dir_all(&path).map_err(|e| Error::io("replace", &path, e))?;
-        }
-        std::fs::rename(&tmp, &path).map_err(|e| Error::io("rename", &tmp, e))?;
-        files::sync_dir(run_dir)?;
+        put(&tmp, &path, run_dir)?;
         Ok(bytes)
     });
     if written.is_err() {
         let _ = std::fs::remove_dir_all(&tmp);
     }
     written.map(|bytes| (path, bytes))
+}
+
+/// Gives the whole folder `tmp` its name `path`. One that has the name is exchanged for it in one step and deleted after.
+fn put(tmp: &Path, path: &Path, parent: &Path) -> Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    if path.exists() && renameat_with(CWD, tmp, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+        files::sync_dir(parent)?;
+        let _ = std::fs::remove_dir_all(tmp);
+        return Ok(());
+    }
+    if path.exists() {
+        // A file system that can't exchange: the old folder is moved aside, so that one of the two always stands.
+        let old = path.with_extension("old.tmp");
+        let _ = std::fs::remove_dir_all(&old);
+        std::fs::rename(path, &old).map_err(|e| Error::io("replace", path, e))?;
+        if let Err(e) = std::fs::rename(tmp, path) {
+            let _ = std::fs::rename(&old, path);
+            return Err(Error::io("rename", tmp, e));
+        }
+        let _ = std::fs::remove_dir_all(&old);
+    } else {
+        std::fs::rename(tmp, path).map_err(|e| Error::io("rename", tmp, e))?;
+    }
+    files::sync_dir(parent)
+}
+
+/// The step that a checkpoint's folder name tells.
+#[must_use]
+pub fn step_of(checkpoint: &Path) -> Option<u64> {
+    checkpoint.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
 }
 
 fn fill(
@@ -238,8 +264,8 @@ pub fn list(run_dir: &Path) -> Vec<(u64, PathBuf)> {
         .flatten()
         .flatten()
         .filter_map(|e| {
-            let step = e.file_name().to_str()?.strip_prefix("checkpoint-")?.parse().ok()?;
-            Some((step, e.path()))
+            let path = e.path();
+            Some((step_of(&path)?, path))
         })
         .collect();
     found.sort();
@@ -283,11 +309,12 @@ pub fn save_adapter(
     let (tmp, path) = (run_dir.join("adapter.tmp"), run_dir.join("adapter"));
     let _ = std::fs::remove_dir_all(&tmp);
     std::fs::create_dir(&tmp).map_err(|e| Error::io("create", &tmp, e))?;
-    let bytes = adapter::write(&tmp, config, &layout.to_peft(params))?;
-    if path.exists() {
-        std::fs::remove_dir_all(&path).map_err(|e| Error::io("replace", &path, e))?;
+    let written = adapter::write(&tmp, config, &layout.to_peft(params)).and_then(|bytes| {
+        put(&tmp, &path, run_dir)?;
+        Ok(bytes)
+    });
+    if written.is_err() {
+        let _ = std::fs::remove_dir_all(&tmp);
     }
-    std::fs::rename(&tmp, &path).map_err(|e| Error::io("rename", &tmp, e))?;
-    files::sync_dir(run_dir)?;
-    Ok((path, bytes))
+    written.map(|bytes| (path, bytes))
 }

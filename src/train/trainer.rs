@@ -19,6 +19,7 @@ use crate::event::{
 };
 use crate::model::attention;
 use crate::units::Bytes;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +34,20 @@ pub struct Trainer;
 
 impl Engine for Trainer {
     fn run(&mut self, job: &Job, sink: &Arc<dyn EventSink>, control: &Control) -> Result<Outcome> {
-        let mut run = Run::open(job, sink.clone(), control.clone())?;
-        run.train()
+        match Run::open(job, sink.clone(), control.clone()) {
+            Ok(mut run) => Ok(run.train()),
+            // Nothing was begun: what it was to resume from is all there is.
+            Err(e) if e.is_stop() => Ok(Outcome {
+                status: RunStatus::Stopped,
+                reason: None,
+                step: job.resume.as_deref().and_then(save::step_of).unwrap_or(0),
+                checkpoint: job.resume.clone(),
+                vram: VramFigures::default(),
+                stats: StreamStats::default(),
+                residency_peak: 0,
+            }),
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -60,6 +73,10 @@ pub(super) struct Run<'a> {
     pub(super) vram_before: Option<Bytes>,
     /// Newest checkpoint written by this run or resumed from.
     pub(super) newest: Option<PathBuf>,
+    /// The step that `newest` holds.
+    pub(super) saved_step: Option<u64>,
+    /// Adapter, moments and `state` are of one step: false from the first change of an update to its log.
+    pub(super) whole: bool,
     /// The next step, and its micro-batches.
     pub(super) next: Option<(u64, Vec<Batch>)>,
     /// Bytes that the workers had written at the last count.
@@ -67,7 +84,13 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn train(&mut self) -> Result<Outcome> {
+    /// Trains to the end, a stop, an error or a panic, and closes the run.
+    fn train(&mut self) -> Outcome {
+        let ended = caught(|| self.steps());
+        self.close(ended)
+    }
+
+    fn steps(&mut self) -> Result<()> {
         let train = &self.job.config.train;
         if self.state.global_step == 0 {
             self.evaluate()?;
@@ -75,29 +98,20 @@ impl Run<'_> {
         let mut skipped_in_a_row = 0;
         self.written = io::written_by_workers(&io::RECORD_THREADS);
         while self.state.global_step < self.steps_total {
-            if self.control.stop() != Stop::No || self.wait_while_paused() {
-                break;
-            }
-            let record = match self.step() {
-                Ok(Some(record)) => record,
-                Ok(None) => return Ok(self.outcome(RunStatus::Aborted)),
-                // Nothing of this step has touched the adapter: what there is can be saved.
-                Err(e) if e.is_out_of_memory() => {
-                    self.save()?;
-                    return Err(e);
-                }
-                Err(e) => return Err(e),
-            };
+            self.wait_while_paused();
+            self.control.check(Stop::AfterStep)?;
+            let record = self.step()?;
             skipped_in_a_row = if record.skipped { skipped_in_a_row + 1 } else { 0 };
             self.state.log(&record);
             self.state.optimizer_updates = self.adam.updates;
+            self.whole = true;
             let step = record.step;
             self.sink.send(EventKind::Step(record));
             if skipped_in_a_row >= SKIPS_ALLOWED {
                 return Err(Error::run(format!(
                     "{skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last: step {step})"
                 ))
-                .next("lower learning_rate, or check the data near these rows; the last checkpoint stands"));
+                .next("lower learning_rate, or check the data near these rows"));
             }
             let total = self.steps_total;
             let due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
@@ -108,20 +122,38 @@ impl Run<'_> {
                 self.save()?;
             }
         }
-        if self.control.stop() == Stop::Now {
-            return Ok(self.outcome(RunStatus::Aborted));
-        }
-        let finished = self.state.global_step >= self.steps_total;
-        self.save()?;
-        if finished {
-            self.evaluate()?;
-        }
-        self.save_adapter()?;
-        Ok(self.outcome(if finished { RunStatus::Finished } else { RunStatus::Stopped }))
+        self.control.check(Stop::AtOnce)?;
+        self.save_once()?;
+        self.evaluate()
     }
 
-    /// One optimizer step; `None` when it was stopped at once in its middle.
-    fn step(&mut self) -> Result<Option<StepRecord>> {
+    /// The one end of a run, whatever ended it: saves the last whole step unless that was declined or the state is not
+    /// whole, and says what lies in the folder.
+    fn close(&mut self, ended: Result<()>) -> Outcome {
+        let done = self.state.global_step >= self.steps_total;
+        let (mut status, mut reason) = match ended {
+            Ok(()) => (RunStatus::Finished, None),
+            Err(e) if e.is_stop() && self.control.stop() == Stop::AtOnce => (RunStatus::Aborted, None),
+            Err(e) if e.is_stop() && done => (RunStatus::Finished, None),
+            Err(e) if e.is_stop() => (RunStatus::Stopped, None),
+            Err(e) => (RunStatus::Failed, Some(e.to_string())),
+        };
+        if status != RunStatus::Aborted && self.whole && self.state.global_step > 0 {
+            let saved = caught(|| {
+                self.save_once()?;
+                self.save_adapter()
+            });
+            if let Err(e) = saved {
+                let text = format!("step {} could not be saved: {e}", self.state.global_step);
+                reason = Some(reason.map_or(text.clone(), |why| format!("{why}; {text}")));
+                status = RunStatus::Failed;
+            }
+        }
+        Outcome { reason, ..self.outcome(status) }
+    }
+
+    /// One optimizer step. An error before its update, or a stop that drops it, leaves adapter and moments as they were.
+    fn step(&mut self) -> Result<StepRecord> {
         let train = &self.job.config.train;
         let index = self.state.global_step;
         let begun = self.clock.now();
@@ -133,7 +165,7 @@ impl Run<'_> {
         let due_eval = train.eval_steps > 0 && (index + 1).is_multiple_of(train.eval_steps);
         let more = index + 1 < self.steps_total && !due_eval;
         let context = StepContext { step: index, seed: train.seed, more };
-        let Some(queued) = self.walk_step(batches, context)? else { return Ok(None) };
+        let queued = self.walk_step(batches, context)?;
         self.walk.streamer.begin(Phase::Update, 0)?;
         let norm = optim::queue_norm(&queued.grad);
         // While the device computes, so that it waits for none of this between steps: what the next step needs from the
@@ -152,11 +184,14 @@ impl Run<'_> {
         let StepLoss { loss, trained_tokens, tokens, mut grad } = queued.read();
         let norm = norm.double_value(&[]);
         let rate = self.schedule.rate(index);
+        // Before the update: a step over files that changed in its middle counts for nothing.
+        self.walk.streamer.check_files()?;
         let skipped = trained_tokens == 0 || !loss.is_finite() || !norm.is_finite();
         if skipped {
             let why = if trained_tokens == 0 { "no token carries loss" } else { "loss or gradient is not finite" };
             notice(&self.sink, Level::Warn, format!("step {} skipped: {why}", index + 1));
         } else {
+            self.whole = false;
             optim::clip(&mut grad, norm, train.max_grad_norm);
             self.adam.update(&mut self.walk.adapter.flat, &grad, rate)?;
             self.walk.adapter.refresh();
@@ -179,7 +214,7 @@ impl Run<'_> {
         self.stats.evict_wait_s += snapshot.times.evict_wait_s;
         self.stats.resident_history = snapshot.history;
         self.residency_peak = self.residency_peak.max(snapshot.residency_peak);
-        Ok(Some(StepRecord {
+        Ok(StepRecord {
             step: index + 1,
             epoch: self.sampler.epoch(index + 1),
             loss,
@@ -202,7 +237,7 @@ impl Run<'_> {
             bound_s: bound.seconds,
             bound_by: bound.by.into(),
             residency_peak: snapshot.residency_peak,
-        }))
+        })
     }
 
     /// The micro-batches of `step`. Costs a permutation of all rows.
@@ -222,13 +257,15 @@ impl Run<'_> {
         batches.map(padded).collect()
     }
 
-    /// Loss and gradient of a step, in halves if the device runs out of memory; `None` when it was stopped at once.
-    fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<Option<QueuedStep>> {
+    /// Loss and gradient of a step, in halves if the device runs out of memory.
+    fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<QueuedStep> {
         let (gpu, sink, step) = (self.gpu, self.sink.clone(), context.step + 1);
         let run = std::cell::RefCell::new(self);
         let (loss, _) = with_halves(
             batches,
-            &mut |b| run.borrow_mut().stoppable(step, |walk, observe| walk.queue_step(b, context, observe)),
+            &mut |b| {
+                run.borrow_mut().stoppable(Stop::DropStep, step, |walk, observe| walk.queue_step(b, context, observe))
+            },
             &mut |rows| {
                 if let Some(gpu) = gpu {
                     shim::synchronize(gpu)?;
@@ -243,23 +280,19 @@ impl Run<'_> {
         Ok(loss)
     }
 
-    /// Runs a walk that a stop-at-once ends between blocks; `None` when it did.
+    /// Runs a walk that a stop of `strength` ends between blocks.
     fn stoppable<T>(
         &mut self,
+        strength: Stop,
         step: u64,
         f: impl FnOnce(&mut BlockWalk, super::walk::Observer<'_>) -> Result<T>,
-    ) -> Result<Option<T>> {
-        let mut aborted = false;
+    ) -> Result<T> {
         let (control, telemetry) = (&self.control, &mut self.telemetry);
-        let result = f(&mut self.walk, &mut |visit, streamer| {
-            if control.stop() == Stop::Now {
-                aborted = true;
-                return Err(Error::run("stopped at once"));
-            }
+        f(&mut self.walk, &mut |visit, streamer| {
+            control.check(strength)?;
             telemetry.visit(step, visit, streamer);
             Ok(())
-        });
-        if aborted { Ok(None) } else { result.map(Some) }
+        })
     }
 
     /// Held-out loss over all held-out rows, in groups that hold no more activations than a training step does.
@@ -281,17 +314,21 @@ impl Run<'_> {
         for part in batches.chunks(group) {
             let part: &[Batch] = part;
             let step = self.state.global_step;
-            let Some((s, t)) = self.stoppable(step, |walk, observe| walk.evaluate(part, observe))? else {
-                return Ok(());
-            };
+            let (s, t) = self.stoppable(Stop::AfterStep, step, |walk, observe| walk.evaluate(part, observe))?;
             sum += s;
             tokens += t;
         }
+        self.walk.streamer.check_files()?;
         self.walk.streamer.snapshot()?;
         let loss = if tokens == 0 { f64::NAN } else { sum / tokens as f64 };
         let seconds = self.clock.now() - begun;
         self.sink.send(EventKind::Eval(EvalRecord { step: self.state.global_step, loss, tokens, seconds }));
         Ok(())
+    }
+
+    /// Saves the last whole step, unless a checkpoint holds it already.
+    fn save_once(&mut self) -> Result<()> {
+        if self.saved_step == Some(self.state.global_step) { Ok(()) } else { self.save() }
     }
 
     fn save(&mut self) -> Result<()> {
@@ -301,7 +338,7 @@ impl Run<'_> {
         let layout = &self.walk.adapter.layout;
         let (path, bytes) = save::save(&self.job.run_dir, &self.adapter_config, layout, &tensors, &self.state)?;
         save::prune(&self.job.run_dir, self.job.config.train.save_total_limit);
-        self.newest = Some(path.clone());
+        (self.newest, self.saved_step) = (Some(path.clone()), Some(self.state.global_step));
         // The run's own files are no bytes of a step.
         self.written = io::written_by_workers(&io::RECORD_THREADS);
         self.saved("checkpoint", path, bytes);
@@ -321,10 +358,10 @@ impl Run<'_> {
         self.sink.send(EventKind::Saved(Saved { step, what: what.into(), path, bytes: Bytes(bytes) }));
     }
 
-    /// Waits while paused; true when a stop came meanwhile.
-    fn wait_while_paused(&self) -> bool {
+    /// Waits while paused, until a stop comes.
+    fn wait_while_paused(&self) {
         if !self.control.paused() {
-            return false;
+            return;
         }
         let step = self.state.global_step;
         self.sink.send(EventKind::Paused { step });
@@ -332,7 +369,6 @@ impl Run<'_> {
             std::thread::sleep(Duration::from_millis(50));
         }
         self.sink.send(EventKind::Resumed { step });
-        self.control.stop() != Stop::No
     }
 
     fn outcome(&mut self, status: RunStatus) -> Outcome {
@@ -342,13 +378,19 @@ impl Run<'_> {
         let device = used.zip(self.vram_before).map(|(now, before)| now.saturating_sub(before));
         Outcome {
             status,
+            reason: None,
             step: self.state.global_step,
-            checkpoint: self.newest.clone(),
+            checkpoint: self.newest.clone().filter(|c| c.join("checkpoint.json").is_file()),
             vram: VramFigures { live: Bytes(memory.allocated_peak), reserved: Bytes(memory.reserved_peak), device },
             stats: self.stats.clone(),
             residency_peak: self.residency_peak,
         }
     }
+}
+
+/// Runs `work`; a panic in it is an error.
+fn caught(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked("the trainer", &*panic)))
 }
 
 pub(super) fn notice(sink: &Arc<dyn EventSink>, level: Level, text: String) {

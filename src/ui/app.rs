@@ -16,8 +16,6 @@ use crate::plan::PlanReport;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use std::path::PathBuf;
 
-/// Seconds within which a second Ctrl-C stops at once.
-const TWICE: f64 = 2.0;
 /// Seconds that a stop-now may take before the program leaves without it.
 const STOP_NOW_GRACE: f64 = 10.0;
 /// Seconds that a message stays in the status bar.
@@ -181,7 +179,6 @@ pub struct App {
     /// A run was handed to the worker and has not sent `Started` yet.
     pub(super) handed_over: bool,
     leaving: Option<Leaving>,
-    interrupted_at: Option<f64>,
     event_seen_at: f64,
 }
 
@@ -216,7 +213,6 @@ impl App {
             flash: None,
             handed_over: false,
             leaving: None,
-            interrupted_at: None,
             event_seen_at: 0.0,
         };
         let mut effects = vec![Effect::LoadModels, Effect::LoadRuns];
@@ -386,15 +382,16 @@ impl App {
         }
     }
 
-    /// Ctrl-C: leaves when nothing runs; else asks, and the second within two seconds stops at once.
+    /// Ctrl-C: leaves when nothing runs; else asks. Once more drops the step, and once more leaves at once.
     fn interrupt(&mut self) -> Vec<Effect> {
         if !self.busy() {
-            return vec![Effect::Quit(ExitCode::Ok)];
+            return vec![Effect::Quit(self.code_of_last_run())];
         }
-        if self.interrupted_at.is_some_and(|at| self.now - at <= TWICE) {
-            return self.quit_with(QuitChoice::StopNow);
+        if self.leaving.is_some() || matches!(self.overlay, Some(Overlay::Quit(_))) {
+            self.overlay = None;
+            let code = self.leaving.and_then(|l| l.code);
+            return self.leave_with(self.stronger().max(Command::DropStep), code);
         }
-        self.interrupted_at = Some(self.now);
         self.overlay = Some(Overlay::Quit(QuitDialog::default()));
         Vec::new()
     }
@@ -404,21 +401,41 @@ impl App {
             self.overlay = Some(Overlay::Quit(QuitDialog::default()));
             return Vec::new();
         }
-        vec![Effect::Quit(ExitCode::Ok)]
+        vec![Effect::Quit(self.code_of_last_run())]
+    }
+
+    /// Quitting after a run tells how it ended, as quitting in its middle does.
+    fn code_of_last_run(&self) -> ExitCode {
+        self.run.finished.as_ref().map_or(ExitCode::Ok, exit_code)
+    }
+
+    /// The stop that one more request means.
+    fn stronger(&self) -> Command {
+        match self.run.asked {
+            Some(Command::StopAndSave) => Command::DropStep,
+            Some(Command::DropStep | Command::Discard) => Command::Discard,
+            _ => Command::StopAndSave,
+        }
+    }
+
+    /// Asks the run for `command` and leaves when it has ended. Only a run that saves nothing more has a deadline.
+    fn leave_with(&mut self, command: Command, code: Option<ExitCode>) -> Vec<Effect> {
+        let deadline = (command == Command::Discard).then_some(self.now + STOP_NOW_GRACE);
+        self.leaving = Some(Leaving { deadline, code });
+        self.ask(command)
     }
 
     pub(super) fn quit_with(&mut self, choice: QuitChoice) -> Vec<Effect> {
         self.overlay = None;
-        let (command, deadline) = match choice {
+        let command = match choice {
             QuitChoice::Cancel => return Vec::new(),
-            QuitChoice::SaveAndStop => (Command::StopAndSave, None),
-            QuitChoice::StopNow => (Command::StopNow, Some(self.now + STOP_NOW_GRACE)),
+            QuitChoice::SaveAndStop => Command::StopAndSave,
+            QuitChoice::StopNow => Command::DropStep,
         };
         if !self.busy() {
-            return vec![Effect::Quit(ExitCode::Ok)];
+            return vec![Effect::Quit(self.code_of_last_run())];
         }
-        self.leaving = Some(Leaving { deadline, code: None });
-        self.ask(command)
+        self.leave_with(command, None)
     }
 
     fn leave(&mut self, code: ExitCode) -> Vec<Effect> {
@@ -426,18 +443,15 @@ impl App {
         if !self.busy() {
             return vec![Effect::Quit(code)];
         }
-        // The second signal does not wait for the step.
-        let again = self.leaving.is_some();
-        let deadline = again.then_some(self.now + STOP_NOW_GRACE);
-        self.leaving = Some(Leaving { deadline, code: Some(code) });
-        self.ask(if again { Command::StopNow } else { Command::StopAndSave })
+        self.leave_with(self.stronger(), Some(code))
     }
 
     /// Passes a command on and shows at once that it was heard.
     pub(super) fn ask(&mut self, command: Command) -> Vec<Effect> {
-        let stronger = |old: Command| matches!(old, Command::StopNow | Command::StopAndSave);
-        if !self.run.asked.is_some_and(stronger) || stronger(command) {
-            self.run.asked = Some(command);
+        let stronger = |old: Command| matches!(old, Command::Discard | Command::DropStep | Command::StopAndSave);
+        match self.run.asked {
+            Some(old) if stronger(old) => self.run.asked = Some(old.max(command)),
+            _ => self.run.asked = Some(command),
         }
         vec![Effect::Command(command)]
     }

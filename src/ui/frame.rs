@@ -236,7 +236,8 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
         Overlay::Quit(dialog) => {
             let inner = popup(app, frame, area, (56, 7), "a run is in progress");
             let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" ({})", about(s)));
-            let text = format!("Finish this step{left} and save, stop at once, or go on?");
+            let text =
+                format!("Finish this step{left} and save, or drop this step and save the one before? Cancel goes on.");
             let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
             body.push(Line::default());
             let mut choices = Vec::new();
@@ -246,7 +247,7 @@ fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
                 choices.push(Span::raw(" "));
             }
             body.push(Line::from(choices));
-            body.push(Line::styled("Ctrl-C again stops at once", theme.dim()));
+            body.push(Line::styled("Ctrl-C again drops this step and saves", theme.dim()));
             lines(frame, inner, body, 0);
         }
         Overlay::Help { screen, filter, scroll } => {

@@ -110,8 +110,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
         if dirty && attached {
             // A terminal that is gone must not cost the run: save, stop, leave.
             if screen.terminal.draw(|f| super::frame::draw(&session.app, f)).is_err() {
-                attached = false;
-                session.send(Msg::Leave(ExitCode::Terminated));
+                lose(session, &mut attached);
             }
             assert!(!panic_test, "BSTUI_PANIC_TEST is set");
         }
@@ -119,22 +118,18 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
         tokio::select! {
             biased;
             _ = signals.term.recv() => session.send(Msg::Leave(ExitCode::Terminated)),
-            _ = signals.hup.recv() => {
-                attached = false;
-                session.send(Msg::Leave(ExitCode::Terminated));
-            }
+            // The kernel, the shell and our own writes may each tell of the same closed terminal.
+            _ = signals.hup.recv() => lose(session, &mut attached),
             _ = signals.int.recv() => session.send(Msg::Leave(ExitCode::Interrupted)),
-            _ = signals.stop.recv() => screen.suspend()?,
-            _ = signals.cont.recv() => screen.resume()?,
+            _ = signals.stop.recv(), if attached => if screen.suspend().is_err() { lose(session, &mut attached) },
+            // A closed terminal sends this one too, after SIGHUP.
+            _ = signals.cont.recv(), if attached => if screen.resume().is_err() { lose(session, &mut attached) },
             received = keys.recv(), if attached => match received {
                 Some(Input::Key(key)) => session.send(Msg::Key(key)),
                 Some(Input::Paste(text)) => session.send(Msg::Paste(text)),
                 Some(Input::Resize(w, h)) => session.send(Msg::Resize(w, h)),
                 Some(_) => dirty = false,
-                None => {
-                    attached = false;
-                    session.send(Msg::Leave(ExitCode::Terminated));
-                }
+                None => lose(session, &mut attached),
             },
             _ = tick.tick() => {
                 let had_flash = session.app.flash.is_some();
@@ -157,11 +152,19 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
             dirty = true;
             match request {
                 Request::Quit(code) => return Ok(code),
-                Request::Suspend => screen.suspend()?,
-                Request::Redraw => screen.redraw()?,
+                Request::Suspend if attached && screen.suspend().is_err() => lose(session, &mut attached),
+                Request::Redraw if attached && screen.redraw().is_err() => lose(session, &mut attached),
+                Request::Suspend | Request::Redraw => {}
                 Request::SaveScreen => save_screen(session, screen, results),
             }
         }
+    }
+}
+
+/// The terminal is gone: the run is saved and the program leaves, however often that is noticed.
+fn lose(session: &mut Session<'_>, attached: &mut bool) {
+    if std::mem::replace(attached, false) {
+        session.send(Msg::Leave(ExitCode::Terminated));
     }
 }
 

@@ -40,6 +40,11 @@ impl Noise {
         Ok(Noise { saved, log, path: path.into(), read, partial: Vec::new() })
     }
 
+    /// Leaves fd 1 and fd 2 on the log for good: the terminal that they were is gone.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+
     /// A writer to the terminal that stdout was.
     ///
     /// # Errors

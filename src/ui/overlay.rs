@@ -73,7 +73,7 @@ pub enum QuitChoice {
     /// Finish this step, save, stop, leave.
     #[default]
     SaveAndStop,
-    /// Stop at the next block, leave; the last checkpoint stands.
+    /// Drop the step in progress, save the last whole one, leave.
     StopNow,
     /// Go on.
     Cancel,
@@ -83,7 +83,7 @@ impl QuitChoice {
     /// In the order shown, with their keys.
     pub const ALL: [(QuitChoice, &'static str, &'static str); 3] = [
         (QuitChoice::SaveAndStop, "s", "save and stop"),
-        (QuitChoice::StopNow, "k", "stop now"),
+        (QuitChoice::StopNow, "k", "drop this step"),
         (QuitChoice::Cancel, "c", "cancel"),
     ];
 }

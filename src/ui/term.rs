@@ -109,22 +109,23 @@ impl Held {
         execute!(&self.tty, EnterAlternateScreen, EnableBracketedPaste)
     }
 
-    /// Each step on its own: one that fails must not keep the others from being undone.
-    fn give_back(&self) {
+    /// Each step on its own: one that fails must not keep the others from being undone. Whether the terminal still
+    /// takes what is written to it.
+    fn give_back(&self) -> bool {
         let mut tty = &self.tty;
         let _ = execute!(tty, DisableMouseCapture);
         let _ = execute!(tty, DisableBracketedPaste);
         let _ = execute!(tty, DisableFocusChange);
-        let _ = execute!(tty, LeaveAlternateScreen, Show);
-        let _ = tty.flush();
+        let there = execute!(tty, LeaveAlternateScreen, Show).and_then(|()| tty.flush()).is_ok();
         let _ = disable_raw_mode();
+        there
     }
 
     fn release(&self) {
         let mut noise = self.noise.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(noise) = noise.take() {
-            self.give_back();
-            drop(noise);
+            // Where the terminal is gone the log keeps the last words, and a panic on a dead stderr can't follow.
+            if self.give_back() { drop(noise) } else { noise.keep() }
         }
     }
 }

@@ -7,19 +7,21 @@ use super::signals::Signals;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind, RunFinished, RunStatus, StreamStats, VramFigures};
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// A run on its own threads. Dropping it asks the trainer to stop now and waits for the record to be closed.
+/// A run on its own threads. Dropping it drops the step in progress, saves the last whole one, and waits for the record to be closed.
 pub struct RunHandle {
     control: Control,
     queue: EventQueue,
     sink: Arc<dyn EventSink>,
     trainer: Option<JoinHandle<()>>,
     hub: Option<JoinHandle<()>>,
+    /// `Finished` has been given out.
+    ended: AtomicBool,
     gauges: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 
@@ -53,17 +55,41 @@ impl RunHandle {
                 sink.send(EventKind::Finished(finished(result)));
             })?
         };
-        Ok(RunHandle { control, queue, sink, trainer: Some(trainer), hub: Some(hub), gauges: Some((stop, gauges)) })
+        Ok(RunHandle {
+            control,
+            queue,
+            sink,
+            trainer: Some(trainer),
+            hub: Some(hub),
+            ended: AtomicBool::new(false),
+            gauges: Some((stop, gauges)),
+        })
     }
 
     /// Passes a command to the trainer.
     pub fn command(&self, command: Command) {
         self.control.send(command);
     }
-    /// Events since the last call. Never blocks.
+    /// Events since the last call. Never blocks. Ends with `Finished` even where the thread that should say it died.
     #[must_use]
     pub fn poll(&self) -> Vec<Event> {
-        self.queue.drain()
+        let over = |t: &Option<JoinHandle<()>>| t.as_ref().is_none_or(JoinHandle::is_finished);
+        // Asked before the queue is read: what a thread said before it ended comes first.
+        let (hub, trainer) = (over(&self.hub), over(&self.trainer));
+        let mut events = self.queue.drain();
+        if events.iter().any(|e| matches!(e.kind, EventKind::Finished(_))) {
+            self.ended.store(true, Ordering::SeqCst);
+        }
+        if hub && !self.ended.load(Ordering::SeqCst) {
+            self.control.send(Command::StopAndSave);
+            if trainer {
+                self.ended.store(true, Ordering::SeqCst);
+                let what = "the thread that keeps the run's record ended early; the run's folder holds what was saved";
+                let kind = EventKind::Finished(finished(Ok(Err(Error::run(what)))));
+                events.push(Event { seq: u64::MAX, at: 0.0, kind });
+            }
+        }
+        events
     }
     /// Telemetry dropped so far.
     #[must_use]
@@ -90,7 +116,8 @@ impl RunHandle {
 
 impl Drop for RunHandle {
     fn drop(&mut self) {
-        self.control.send(Command::StopNow);
+        // Nobody asked to lose anything: what is whole is saved.
+        self.control.send(Command::DropStep);
         self.control.send(Command::Resume);
         self.join();
     }
@@ -114,7 +141,7 @@ fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
     match result {
         Ok(Ok(o)) => RunFinished {
             status: o.status,
-            reason: None,
+            reason: o.reason,
             step: o.step,
             checkpoint: o.checkpoint,
             vram: o.vram,
@@ -123,14 +150,6 @@ fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
             telemetry_dropped: 0,
         },
         Ok(Err(e)) => failed(e.to_string()),
-        Err(panic) => failed(format!("the trainer panicked: {}", panic_text(&*panic))),
+        Err(panic) => failed(Error::panicked("the trainer", &*panic).to_string()),
     }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }

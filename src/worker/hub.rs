@@ -135,10 +135,10 @@ impl Hub {
             if let Some(command) = Signals::command(nth) {
                 self.control.send(command);
             }
-            let text = if nth == 1 {
-                "signal received: finishing this step, then saving; once more stops at once"
-            } else {
-                "signal received again: stopping at the next block"
+            let text = match nth {
+                1 => "signal received: the run ends after this step and saves it; a second signal drops this step",
+                2 => "second signal: this step is dropped, the last whole one is saved; a third leaves without saving",
+                _ => "third signal: the run ends now, nothing more is saved",
             };
             self.take(EventKind::Notice(Notice { level: Level::Warn, text: text.into() }));
         }

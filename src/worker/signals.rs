@@ -1,9 +1,10 @@
-//! SIGINT and SIGTERM as counters: the first asks for stop-and-save, the second for stop-now.
+//! SIGINT and SIGTERM as counters: the first finishes the step and saves, the second drops it and saves, the third
+//! leaves at once. Hang-ups count once: kernel and shell each send one for the same closed terminal.
 
 use crate::error::{Error, Result};
 use crate::event::{Command, RunStatus};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Counts of signals received. Clones share them; [`Signals::none`] catches nothing.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,7 @@ pub struct Signals(Arc<Counts>);
 struct Counts {
     int: AtomicUsize,
     term: AtomicUsize,
+    hung_up: AtomicBool,
     runs: AtomicUsize,
 }
 
@@ -52,7 +54,11 @@ impl Signals {
                     // If even that is refused there is nothing left to do but go on.
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                if signal == SIGINT { seen.interrupt() } else { seen.terminate() }
+                match signal {
+                    SIGINT => seen.interrupt(),
+                    SIGHUP => seen.hang_up(),
+                    _ => seen.terminate(),
+                }
             }
         };
         std::thread::Builder::new().name("signals".into()).spawn(body).map_err(refused)?;
@@ -77,6 +83,13 @@ impl Signals {
         self.0.term.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Counts a SIGHUP, as the handler does: as one SIGTERM, however often it comes.
+    pub fn hang_up(&self) {
+        if !self.0.hung_up.swap(true, Ordering::SeqCst) {
+            self.terminate();
+        }
+    }
+
     /// Signals received so far.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -89,7 +102,8 @@ impl Signals {
         match count {
             0 => None,
             1 => Some(Command::StopAndSave),
-            _ => Some(Command::StopNow),
+            2 => Some(Command::DropStep),
+            _ => Some(Command::Discard),
         }
     }
 

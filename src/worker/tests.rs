@@ -118,6 +118,7 @@ impl Engine for Flood {
 fn outcome(status: RunStatus) -> Outcome {
     Outcome {
         status,
+        reason: None,
         step: 1,
         checkpoint: None,
         vram: VramFigures::default(),
@@ -163,8 +164,13 @@ fn an_error_is_the_reason_and_the_last_checkpoint_stands() {
 }
 
 #[test]
-fn stop_and_save_finishes_the_step_and_stop_now_does_not() {
-    for (command, status) in [(Command::StopAndSave, RunStatus::Stopped), (Command::StopNow, RunStatus::Aborted)] {
+fn all_stops_but_discard_save() {
+    let asked = [
+        (Command::StopAndSave, RunStatus::Stopped),
+        (Command::DropStep, RunStatus::Stopped),
+        (Command::Discard, RunStatus::Aborted),
+    ];
+    for (command, status) in asked {
         let notes = Notes::default();
         let run = spawn(slow(), 1_000, &notes, &Signals::none());
         let mut saved = 0;
@@ -174,7 +180,7 @@ fn stop_and_save_finishes_the_step_and_stop_now_does_not() {
             _ => {}
         });
         assert_eq!(finished.status, status);
-        assert_eq!(saved, u32::from(command == Command::StopAndSave));
+        assert_eq!(saved, u32::from(command != Command::Discard));
     }
 }
 
@@ -195,7 +201,7 @@ fn pause_and_resume_are_answered_by_events() {
 }
 
 #[test]
-fn case_tr_09_a_signal_saves_and_is_named_a_second_stops_at_once() {
+fn case_tr_09_a_signal_saves_and_is_named_a_second_drops_the_step() {
     for (term, twice, status) in [
         (false, false, RunStatus::Interrupted),
         (true, false, RunStatus::Terminated),
@@ -226,7 +232,7 @@ fn case_tr_09_a_signal_saves_and_is_named_a_second_stops_at_once() {
             _ => {}
         });
         assert_eq!((finished.status, warned), (status, 1), "{term} {twice}");
-        assert_eq!(saved, u32::from(!twice), "only the first kind of stop saves");
+        assert_eq!(saved, 1, "both kinds of stop save");
     }
 }
 
@@ -260,4 +266,36 @@ fn dropping_a_run_stops_it_within_a_block() {
     let since = Instant::now();
     drop(run);
     assert!(since.elapsed() < Duration::from_secs(5));
+}
+
+/// A record that panics at the third event, as a fault in the recorder would.
+struct Dies(u32);
+
+impl Record for Dies {
+    fn record(&mut self, _: &Event) -> crate::error::Result<()> {
+        self.0 += 1;
+        assert!(self.0 < 3, "the record dies as told");
+        Ok(())
+    }
+    fn finish(self: Box<Self>) -> crate::error::Result<PathBuf> {
+        Ok(PathBuf::new())
+    }
+}
+
+#[test]
+fn case_fo_18a_a_hub_that_dies_ends_the_run_for_its_reader() {
+    let run =
+        RunHandle::spawn(Box::new(slow()), job(100_000), Box::new(Dies(0)), Box::new(Gauges::default), Signals::none());
+    let finished = until_finished(&run.unwrap(), |_| {});
+    assert_eq!(finished.status, RunStatus::Failed);
+    assert!(finished.reason.is_some_and(|r| r.contains("the run's folder holds what was saved")));
+}
+
+#[test]
+fn case_fo_50_hang_ups_of_one_terminal_count_once() {
+    let signals = Signals::none();
+    signals.hang_up();
+    signals.hang_up();
+    assert_eq!((signals.count(), Signals::command(signals.count())), (1, Some(Command::StopAndSave)));
+    assert_eq!((Signals::command(2), Signals::command(3)), (Some(Command::DropStep), Some(Command::Discard)));
 }

@@ -59,24 +59,28 @@ fn case_tr_09_ctrl_c_opens_the_quit_dialog_and_the_second_stops_at_once() {
     press(&mut session, "<c-c>");
     assert!(matches!(session.app.overlay, Some(Overlay::Quit(_))));
     let shown = text(&session.app, (80, 24));
-    for choice in ["s save and stop", "k stop now", "c cancel", "Ctrl-C again stops at once"] {
+    for choice in ["s save and stop", "k drop this step", "c cancel", "Ctrl-C again drops this step and saves"] {
         assert!(shown.contains(choice), "{shown}");
     }
     press(&mut session, "c");
     assert!(session.app.overlay.is_none() && session.app.run.asked.is_none(), "cancel goes on");
-    // Two, more than two seconds apart: asks again. Within two seconds: stops.
+    // After that the first asks again; the second, while it asks, drops the step; the third leaves.
     let at = session.app.now;
     session.send(Msg::Tick(at + 2.5));
     press(&mut session, "<c-c>");
     assert!(matches!(session.app.overlay, Some(Overlay::Quit(_))));
     session.send(Msg::Tick(at + 4.0));
     press(&mut session, "<c-c>");
-    assert_eq!(session.app.run.asked, Some(Command::StopNow));
-    assert!(text(&session.app, (80, 24)).contains("stopping at the next block"));
-    // An engine that never answers does not hold the program for ever.
-    session.send(Msg::Tick(at + 13.0));
+    assert_eq!(session.app.run.asked, Some(Command::DropStep));
+    assert!(text(&session.app, (80, 24)).contains("dropping this step, saving the one before"));
+    // A save may take its time; an engine that does not answer the third does not hold the program for ever.
+    session.send(Msg::Tick(at + 100.0));
     assert_eq!(session.request(), None);
-    session.send(Msg::Tick(at + 14.5));
+    press(&mut session, "<c-c>");
+    assert_eq!(session.app.run.asked, Some(Command::Discard));
+    session.send(Msg::Tick(at + 109.0));
+    assert_eq!(session.request(), None);
+    session.send(Msg::Tick(at + 110.5));
     assert_eq!(session.request(), Some(Request::Quit(ExitCode::Failed)));
 }
 
@@ -96,9 +100,9 @@ fn without_a_run_q_and_ctrl_c_leave_at_once_and_esc_never_does() {
 fn the_quit_dialog_answers_to_arrows_and_enter() {
     for (keys, asked) in [
         ("q <ret>", Some(Command::StopAndSave)),
-        ("q <right> <ret>", Some(Command::StopNow)),
+        ("q <right> <ret>", Some(Command::DropStep)),
         ("q <right> <right> <ret>", None),
-        ("q k", Some(Command::StopNow)),
+        ("q k", Some(Command::DropStep)),
         ("q <esc>", None),
     ] {
         let mut desk = desk();
@@ -225,9 +229,31 @@ fn signals_and_a_lost_terminal_save_first_and_leave_with_their_code() {
     session.send(Msg::Leave(ExitCode::Terminated));
     assert_eq!((session.request(), session.app.run.asked), (None, Some(Command::StopAndSave)));
     session.send(Msg::Leave(ExitCode::Terminated));
-    assert_eq!(session.app.run.asked, Some(Command::StopNow));
+    assert_eq!(session.app.run.asked, Some(Command::DropStep));
+    session.send(Msg::Leave(ExitCode::Terminated));
+    assert_eq!(session.app.run.asked, Some(Command::Discard));
     finish(&mut session, RunStatus::Aborted, None);
     assert_eq!(session.request(), Some(Request::Quit(ExitCode::Terminated)));
+}
+
+#[test]
+fn case_fo_58_ctrl_c_keeps_its_promise_however_the_dialog_was_opened() {
+    let mut desk = desk();
+    let mut session = training(&mut desk);
+    press(&mut session, "q");
+    assert!(text(&session.app, (80, 24)).contains("Ctrl-C again drops this step and saves"));
+    press(&mut session, "<c-c>");
+    assert_eq!(session.app.run.asked, Some(Command::DropStep));
+}
+
+#[test]
+fn case_fo_61_quitting_after_a_stop_exits_as_the_stop_did() {
+    let mut desk = desk();
+    let mut session = training(&mut desk);
+    press(&mut session, "S");
+    finish(&mut session, RunStatus::Stopped, None);
+    press(&mut session, "q");
+    assert_eq!(session.request(), Some(Request::Quit(ExitCode::StoppedEarly)));
 }
 
 #[test]

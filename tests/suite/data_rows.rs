@@ -97,9 +97,9 @@ fn rows_flow_from_a_file_to_the_batches_of_a_step() {
     assert_eq!((set.train.len(), set.eval.len()), (9, 3));
 
     // Resumed on another day with the recorded date, the rows are the same.
-    let again = data::prepare_dated(&config, &model, &set.facts.template_date, &mut |_| {}).unwrap();
+    let again = data::prepare_dated(&config, &model, Some(&set.facts.template_date), &mut |_| {}, &|| Ok(())).unwrap();
     assert_eq!((&again.train, &again.eval, &again.facts), (&set.train, &set.eval, &set.facts));
-    assert!(data::prepare_dated(&config, &model, "yesterday", &mut |_| {}).is_err());
+    assert!(data::prepare_dated(&config, &model, Some("yesterday"), &mut |_| {}, &|| Ok(())).is_err());
 
     let sampler = Sampler { n_rows: set.train.len(), rows_per_step: 3, seed: 7 };
     let (mut seen, mut trained) = (Vec::new(), 0);

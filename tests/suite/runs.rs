@@ -295,7 +295,7 @@ fn case_tr_09_a_stop_at_once_leaves_the_last_checkpoint_and_nothing_half_written
     let mut c = config(&model, dir.path());
     c.train.save_steps = 1;
     c.train.max_steps = 500;
-    let (events, finished) = run(&c, &dir.path().join("results"), None, Some(Command::StopNow));
+    let (events, finished) = run(&c, &dir.path().join("results"), None, Some(Command::Discard));
     assert_eq!(finished.status, RunStatus::Aborted);
     let run = run_dir(&events);
     let newest = blockstream_tui::train::save::newest(&run);
@@ -304,4 +304,116 @@ fn case_tr_09_a_stop_at_once_leaves_the_last_checkpoint_and_nothing_half_written
     let left: Vec<_> =
         std::fs::read_dir(&run).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     assert!(left.iter().all(|n| !n.ends_with(".tmp")), "{left:?}");
+}
+
+/// Runs `config`; at the first event that `when` picks does `act` to the desk. Seconds from there to the end, too.
+fn run_until(
+    config: &RunConfig,
+    results: &Path,
+    when: impl Fn(&EventKind) -> bool,
+    act: impl FnOnce(&mut Desk),
+) -> (Vec<Event>, RunFinished, f64) {
+    let _ = shim::init();
+    let mut desk = Desk::new(DeskOptions {
+        engine: Box::new(|| Box::new(Trainer)),
+        gauges: Box::new(|_| Box::new(host_gauges)),
+        env: Box::new(|_, machine| serde_json::json!({ "machine": machine.name })),
+        places: Vec::new(),
+        results: results.to_path_buf(),
+        signals: Signals::none(),
+        resume: None,
+    });
+    desk.start(config).unwrap_or_else(|e| panic!("{e}"));
+    let (mut since, mut all, mut act) = (Instant::now(), Vec::new(), Some(act));
+    loop {
+        for event in desk.poll() {
+            all.push(event.clone());
+            if when(&event.kind)
+                && let Some(act) = act.take()
+            {
+                act(&mut desk);
+                since = Instant::now();
+            }
+            if let EventKind::Finished(f) = event.kind {
+                return (all, f, since.elapsed().as_secs_f64());
+            }
+        }
+        assert!(since.elapsed() < Duration::from_secs(60), "no end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is_step(n: u64) -> impl Fn(&EventKind) -> bool {
+    move |k| matches!(k, EventKind::Step(s) if s.step == n)
+}
+
+/// What `finished` says is what lies in the folder.
+fn agrees(events: &[Event], finished: &RunFinished) {
+    let (newest, _) = blockstream_tui::train::save::newest(&run_dir(events));
+    assert_eq!(newest, finished.checkpoint, "{finished:?}");
+    match finished.saved_step() {
+        Some(n) => assert!(finished.kept().starts_with(&format!("saved at step {n}"))),
+        None => assert!(finished.kept().starts_with("nothing was saved")),
+    }
+}
+
+#[test]
+fn case_fo_03a_files_that_are_not_read_any_more_may_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.stream.tier = "ram".into();
+    let shard = model.join("model.safetensors");
+    let gone = |_: &mut Desk| std::fs::remove_file(&shard).unwrap();
+    let (events, finished, _) = run_until(&c, &dir.path().join("results"), is_step(2), gone);
+    assert_eq!((finished.status, finished.step), (RunStatus::Finished, 10), "{:?}", finished.reason);
+    agrees(&events, &finished);
+}
+
+#[test]
+fn case_fo_03b_an_error_in_a_step_costs_that_step_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 100_000;
+    let shard = model.join("model.safetensors");
+    let touch = |_: &mut Desk| std::fs::File::open(&shard).unwrap().set_modified(std::time::SystemTime::now()).unwrap();
+    let (events, finished, _) = run_until(&c, &dir.path().join("results"), is_step(3), touch);
+    assert_eq!(finished.status, RunStatus::Failed);
+    assert!(finished.reason.as_ref().is_some_and(|r| r.contains("was written to")), "{finished:?}");
+    assert!(finished.step >= 3 && finished.saved_step() == Some(finished.step), "{finished:?}");
+    agrees(&events, &finished);
+}
+
+#[test]
+fn case_fo_03c_steps_that_are_not_finite_and_dropped_steps_keep_the_last_whole_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.learning_rate = 1e30;
+    let (events, finished, _) = run_until(&c, &dir.path().join("a"), is_step(1_000), |_| {});
+    assert_eq!(finished.status, RunStatus::Failed, "{finished:?}");
+    assert_eq!(finished.saved_step(), Some(finished.step));
+    agrees(&events, &finished);
+
+    (c.train.learning_rate, c.train.max_steps) = (1e-3, 100_000);
+    let drop_step = |d: &mut Desk| d.command(Command::DropStep);
+    let (events, finished, _) = run_until(&c, &dir.path().join("b"), is_step(3), drop_step);
+    assert_eq!(finished.status, RunStatus::Stopped);
+    assert!(finished.step >= 3 && finished.saved_step() == Some(finished.step), "{finished:?}");
+    agrees(&events, &finished);
+}
+
+#[test]
+fn case_fo_11_a_stop_is_heard_while_data_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let c = config(&model, dir.path());
+    let rows = std::fs::read_to_string(&c.data.files[0]).unwrap();
+    std::fs::write(&c.data.files[0], rows.repeat(40_000)).unwrap();
+    let reading = |k: &EventKind| matches!(k, EventKind::Stage(s) if s.name == "reading data");
+    let stop = |d: &mut Desk| d.command(Command::StopAndSave);
+    let (_, finished, seconds) = run_until(&c, &dir.path().join("results"), reading, stop);
+    assert!(seconds < 1.0, "{seconds} s");
+    assert_eq!((finished.status, finished.checkpoint), (RunStatus::Stopped, None));
 }

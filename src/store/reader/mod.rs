@@ -213,13 +213,13 @@ impl Reader {
         Ok(ReadTicket { state: ticket, shared: self.shared.clone() })
     }
 
-    /// Compares every open file with itself at the open: size, modification time, and what its path leads to. Asks the
+    /// Compares `files` (their indices) with themselves at the open: size, modification time, and what its path leads to. Asks the
     /// file system twice per file and reads nothing.
     ///
     /// # Errors
     /// The first file that changed, and how.
-    pub fn check_unchanged(&self) -> Result<()> {
-        self.shared.sources.iter().try_for_each(Source::check_unchanged)
+    pub fn check_unchanged(&self, files: impl IntoIterator<Item = usize>) -> Result<()> {
+        files.into_iter().try_for_each(|f| self.shared.sources[f].check_unchanged())
     }
 
     /// Bytes read since opening, in whole sectors.

@@ -295,12 +295,10 @@ impl RunView {
         let why = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
         let mut lines = vec![format!("{} after step {}{why}", status_word(f.status), f.step)];
         if f.status != RunStatus::Finished {
-            lines.push(match (&f.checkpoint, &self.started) {
-                (Some(_), Some(s)) => {
-                    format!("go on with: blockstream-tui train --resume {}", s.run_dir.display())
-                }
-                _ => "nothing was saved".into(),
-            });
+            lines.push(f.kept());
+            if let (Some(_), Some(s)) = (&f.checkpoint, &self.started) {
+                lines.push(format!("go on with: blockstream-tui train --resume {}", s.run_dir.display()));
+            }
         }
         lines
     }
@@ -317,7 +315,8 @@ impl RunView {
         let left = || self.step_left(at).map(|s| format!(", {}", about(s))).unwrap_or_default();
         match self.asked {
             Some(Command::StopAndSave) => format!("stopping after this step{}", left()),
-            Some(Command::StopNow) => "stopping at the next block".into(),
+            Some(Command::DropStep) => "dropping this step, saving the one before".into(),
+            Some(Command::Discard) => "stopping without saving".into(),
             Some(Command::Pause) => format!("pausing after this step{}", left()),
             Some(Command::Resume) => "going on".into(),
             Some(Command::SaveNow) => format!("saving after this step{}", left()),
@@ -348,10 +347,10 @@ pub fn status_word(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Running => "running",
         RunStatus::Finished => "finished",
-        RunStatus::Stopped => "stopped, saved",
+        RunStatus::Stopped => "stopped",
         RunStatus::Aborted => "stopped at once",
-        RunStatus::Interrupted => "interrupted, saved",
-        RunStatus::Terminated => "terminated, saved",
+        RunStatus::Interrupted => "interrupted",
+        RunStatus::Terminated => "terminated",
         RunStatus::Failed => "failed",
     }
 }

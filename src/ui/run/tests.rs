@@ -39,8 +39,8 @@ fn case_tr_15_a_stop_in_a_long_step_is_acknowledged_with_the_time_it_takes() {
     let mut view = fold(vec![(0.0, started(10, 0)), (0.0, progress(1, 0)), (5.0, progress(1, 1))], 0);
     view.asked = Some(Command::StopAndSave);
     assert_eq!(view.state(5.0), "stopping after this step, ~55 s");
-    view.asked = Some(Command::StopNow);
-    assert_eq!(view.state(5.0), "stopping at the next block");
+    view.asked = Some(Command::DropStep);
+    assert_eq!(view.state(5.0), "dropping this step, saving the one before");
 }
 
 #[test]

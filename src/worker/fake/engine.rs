@@ -113,15 +113,20 @@ impl Engine for FakeEngine {
                     return false;
                 }
             }
-            if control.stop() == Stop::Now {
-                stopped = Some((RunStatus::Aborted, complete));
-                return false;
+            match control.stop() {
+                Stop::AtOnce => stopped = Some((RunStatus::Aborted, complete)),
+                Stop::DropStep => {
+                    sink.send(saved(complete, "checkpoint", &job.run_dir));
+                    stopped = Some((RunStatus::Stopped, complete));
+                }
+                Stop::AfterStep | Stop::No => return true,
             }
-            true
+            false
         })?;
         let (status, step) = stopped.unwrap_or((RunStatus::Finished, result));
         Ok(Outcome {
             status,
+            reason: None,
             step,
             checkpoint: (status != RunStatus::Aborted).then(|| job.run_dir.join(format!("checkpoint-{step}"))),
             vram: VramFigures {
@@ -138,7 +143,7 @@ impl Engine for FakeEngine {
 /// Waits for `time`, less if a stop is asked for.
 fn wait(time: Duration, control: &Control) {
     let mut left = time;
-    while left > Duration::ZERO && control.stop() != Stop::Now {
+    while left > Duration::ZERO && control.stop() < Stop::DropStep {
         let slice = left.min(Duration::from_millis(5));
         std::thread::sleep(slice);
         left -= slice;
