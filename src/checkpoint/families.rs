@@ -7,9 +7,10 @@ use super::files::clean;
 use super::packed::{self, Form};
 use super::planned::{self, Known};
 use super::rope;
-use super::types::{Activation, Arch, Experts, Family, Rope, RopeScaling, SpecialIds};
+use super::types::{Activation, Arch, Experts, Family, Rope, RopeScaling, SpecialIds, TensorInfo};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 
 /// Largest value believed for a width, a count of heads or of layers.
 const MAX_DIM: u64 = 1 << 24;
@@ -33,6 +34,25 @@ pub struct Read {
     pub announced: Form,
     /// Layers behind the last block that predict further tokens.
     pub next_layers: usize,
+    /// Where transformers' class of this config holds the decoder, whatever names the file uses.
+    pub class_prefix: &'static str,
+    /// `head_dim` is a default, not written.
+    pub head_dim_taken: bool,
+}
+
+impl Read {
+    /// Takes `head_dim` from the rows of the first query projection where the config leaves it out.
+    pub fn derive_head_dim(&mut self, tensors: &[TensorInfo]) {
+        let first = |t: &&TensorInfo| t.name.ends_with("layers.0.self_attn.q_proj.weight");
+        let rows = tensors.iter().find(first).and_then(|t| t.shape.first()).copied().unwrap_or(0) as usize;
+        let stored = rows / self.arch.n_heads;
+        let fits = rows.is_multiple_of(self.arch.n_heads) && stored > 0 && stored.is_multiple_of(2);
+        if self.head_dim_taken && fits && stored != self.arch.head_dim {
+            self.arch.head_dim = stored;
+            self.notes.retain(|n| !n.contains("no head_dim"));
+            self.notes.push(format!("config.json has no head_dim: {stored} taken, from the rows of q_proj"));
+        }
+    }
 }
 
 /// Reads the architecture from a parsed `config.json`, and end tokens from `generation_config.json` if it is there.
@@ -55,7 +75,8 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let n_heads = keys.required("num_attention_heads", MAX_DIM)?;
     let n_kv_heads = keys.count("num_key_value_heads", MAX_DIM)?.unwrap_or(n_heads);
     if !n_heads.is_multiple_of(n_kv_heads) {
-        return Err(bad(&format!("num_attention_heads {n_heads} is no multiple of num_key_value_heads {n_kv_heads}")));
+        return Err(bad(&format!("num_attention_heads {n_heads} is no multiple of num_key_value_heads {n_kv_heads}"))
+            .next("fetch config.json again: no model can have these heads"));
     }
     let head_dim = head_dim(&mut keys, family, hidden, n_heads)?;
     let n_layers = keys.required("num_hidden_layers", MAX_LAYERS)?;
@@ -98,7 +119,19 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let attention_bias = keys.flag("attention_bias")?;
     let next_layers = if known.is_some() { keys.count("num_nextn_predict_layers", 16)?.unwrap_or(0) } else { 0 };
     let plan_only = known.map(planned::reason);
-    Ok(Read { arch, notes: keys.notes, tower, attention_bias, plan_only, announced, next_layers })
+    let class_prefix = if inner.is_some() { "model.language_model." } else { "model." };
+    let head_dim_taken = keys.get("head_dim").is_none();
+    Ok(Read {
+        arch,
+        notes: keys.notes,
+        tower,
+        attention_bias,
+        plan_only,
+        announced,
+        next_layers,
+        class_prefix,
+        head_dim_taken,
+    })
 }
 
 /// `model_type` of a config, for showing; `None` if it has none.
@@ -330,11 +363,9 @@ fn special(keys: &mut Keys, generation: Option<&Value>) -> SpecialIds {
         one => id(one).into_iter().collect(),
     };
     let mut eos = keys.get_any("eos_token_id").map(ids).unwrap_or_default();
-    for more in generation.and_then(|g| g.get("eos_token_id")).map(ids).unwrap_or_default() {
-        if !eos.contains(&more) {
-            eos.push(more);
-        }
-    }
+    eos.extend(generation.and_then(|g| g.get("eos_token_id")).map(ids).unwrap_or_default());
+    let mut seen = HashSet::new();
+    eos.retain(|id| seen.insert(*id));
     if eos.is_empty() {
         keys.notes.push("no eos_token_id: generation stops only at its token limit".into());
     }

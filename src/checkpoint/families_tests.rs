@@ -94,9 +94,49 @@ fn rope_rules_in_both_spellings() {
     assert_eq!((r.arch.rope.scaling, r.arch.rope.theta), (want.clone(), 500_000.0));
     assert!(r.notes.is_empty(), "{:?}", r.notes);
     let both = Model::tiny().set("rope_parameters", new).set("rope_scaling", json!({ "type": "linear", "factor": 2 }));
-    let r = arch(both);
-    assert_eq!(r.arch.rope.scaling, want);
-    assert!(r.notes.iter().any(|n| n.contains("rope_parameters is used")), "{:?}", r.notes);
+    refused(both, &["rope_parameters and rope_scaling disagree", "remove the other"]);
+}
+
+#[test]
+fn case_fo_73_a_rope_block_is_understood_to_the_last_key_or_refused() {
+    let own = json!({ "type": "linear", "factor": 2.0, "rope_theta": 500.0 });
+    let r = arch(Model::tiny().set("rope_scaling", own.clone()));
+    assert_eq!((r.arch.rope.theta, r.arch.rope.scaling), (500.0, RopeScaling::Linear { factor: 2.0 }));
+    assert!(r.notes.iter().any(|n| n.contains("500 is used")), "{:?}", r.notes);
+    let block = |value: Value| Model::tiny().set("rope_parameters", value);
+    let linear = json!({ "rope_type": "linear", "factor": 2.0 });
+    for value in [
+        json!({ "full_attention": linear, "sliding_attention": null }),
+        json!({ "full_attention": null, "sliding_attention": null }),
+        json!({ "full_attention": linear, "rope_theta": 10000.0 }),
+    ] {
+        refused(block(value), &["per layer type"]);
+    }
+    for key in ["attention_factor", "mrope_section", "beta_fast", "factro", "low_freq_factor"] {
+        for rule in [json!({ "rope_type": "default" }), linear.clone()] {
+            let mut value = rule;
+            value[key] = json!(2);
+            refused(block(value.clone()), &[key, "does not read"]);
+            value[key] = Value::Null;
+            arch(block(value));
+        }
+    }
+    refused(block(json!({ "rope_type": "linear", "type": "default", "factor": 2.0 })), &["rope_type", "type is"]);
+    let both = |a: Value, b: Value| Model::tiny().set("rope_parameters", a).set("rope_scaling", b);
+    let with = |factor: f64| json!({ "rope_type": "linear", "factor": factor });
+    refused(both(with(2.0), with(4.0)), &["disagree"]);
+    refused(both(own.clone(), with(2.0)).set("rope_theta", 1000.0), &["disagree"]);
+    assert_eq!(arch(both(with(2.0), with(2.0))).arch.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    refused(Model::tiny().set("rope_scaling", json!({ "partial_rotary_factor": 0.5 })), &["partial_rotary_factor"]);
+}
+
+#[test]
+fn case_fo_89_many_end_tokens_take_no_time_to_read() {
+    let ids: Vec<u32> = (0..400_000).collect();
+    let begun = std::time::Instant::now();
+    let read = read(&Model::tiny().config(), Some(&json!({ "eos_token_id": ids }))).unwrap();
+    assert_eq!(read.arch.special.eos.len(), 400_000);
+    assert!(begun.elapsed().as_secs() < 20, "{:?}: comparing each with each takes minutes", begun.elapsed());
 }
 
 #[test]

@@ -133,6 +133,7 @@ pub fn rebuild_stale(dir: &Path) -> Result<Option<String>> {
 /// The error for a tensor that two files hold.
 pub(super) fn twice(tensor: &str, a: &str, b: &str) -> Error {
     Error::checkpoint(format!("tensor '{}' is in both '{}' and '{}'", clean(tensor), clean(a), clean(b)))
+        .next("fetch the model again: its index must say which file counts")
 }
 
 /// Names of the weights files in the index's `bytes`, each one that stays in the model folder. `path` is for messages.
@@ -277,6 +278,8 @@ fn no_weights(dir: &Path, present: &[String]) -> Error {
     let has = |end: &str| names_in(dir).iter().any(|n| n.ends_with(end));
     let (what, next) = if has(".gguf") {
         ("only a GGUF file", "turn it into a model folder: blockstream-tui import FILE.gguf --to DIR")
+    } else if dir.join("adapter_model.safetensors").exists() {
+        ("only an adapter's weights", "give the base model's folder; the adapter goes to --adapter or lora.init_from")
     } else if has(".bin") || has(".pth") || has(".pt") {
         (
             "only pickled PyTorch weights",

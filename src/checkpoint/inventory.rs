@@ -15,7 +15,7 @@ use crate::units::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
 /// Where the text stack may lie, and the head's name beside it, likeliest first.
-const PREFIXES: [(&str, &[&str]); 4] = [
+pub const PREFIXES: [(&str, &[&str]); 4] = [
     ("model.", &["lm_head.weight"]),
     ("model.language_model.", &["lm_head.weight", "model.lm_head.weight"]),
     ("language_model.model.", &["language_model.lm_head.weight", "lm_head.weight"]),
@@ -192,7 +192,7 @@ fn wanted(role: Role, family: Family) -> Option<bool> {
     }
 }
 
-fn find_prefix(tensors: &[TensorInfo]) -> Result<(&'static str, &'static [&'static str])> {
+pub(super) fn find_prefix(tensors: &[TensorInfo]) -> Result<(&'static str, &'static [&'static str])> {
     let is_block = |name: &str| {
         let suffix = name.strip_prefix("layers.").and_then(|r| r.split_once('.')).map(|(_, s)| s);
         suffix.is_some_and(|s| Role::ALL.iter().any(|r| s.starts_with(r.suffix().trim_end_matches(".weight"))))
@@ -250,6 +250,15 @@ fn refuse_missing(prefix: &str, placed: &[BTreeMap<Role, usize>], arch: &Arch) -
             if needed && !roles.contains_key(&role) {
                 missing.push(format!("{prefix}layers.{layer}.{}", role.suffix()));
             }
+        }
+    }
+    for (layer, roles) in placed.iter().enumerate() {
+        let qkv = [Role::QBias, Role::KBias, Role::VBias];
+        let (here, lost): (Vec<Role>, Vec<Role>) = qkv.into_iter().partition(|r| roles.contains_key(r));
+        if let (Some(here), Some(lost)) = (here.first(), lost.first()) {
+            let name = |role: &Role| format!("{prefix}layers.{layer}.{}", role.suffix());
+            return Err(Error::checkpoint(format!("'{}' is missing, though '{}' is here", name(lost), name(here)))
+                .next("fetch the whole model: q, k and v have biases together or not at all"));
         }
     }
     // A bias that only later blocks have is as much a sign of a broken copy as one that only the first has.

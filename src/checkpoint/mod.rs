@@ -22,6 +22,7 @@ mod packed;
 mod planned;
 mod rope;
 mod sniff;
+mod tie;
 
 pub use vocab::needs_tokenizer;
 

@@ -4,12 +4,12 @@ use super::files::{SMALL_JSON, clean, parse_json, read_json, read_small, shown};
 use super::header::{self, ReadHeader};
 use super::index::{self, WeightSet, list, plural};
 use super::types::{Checkpoint, TensorInfo, WeightFile};
-use super::{families, hub, inventory, vocab};
+use super::{families, hub, inventory, tie, vocab};
 use crate::error::{Error, Kind, Result};
 use crate::units::Bytes;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Whether the tokenizer's size is checked as well: it is the one slow part for a list of models.
@@ -30,8 +30,7 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
     let config: Value = parse_json(&config_path, &config_bytes)?;
     let generation = generation_config(&dir, &mut notes)?;
     // Families first: a model this program can't train should say so before its shards are asked for.
-    let read = families::read(&config, generation.as_ref())?;
-    notes.extend(read.notes.iter().cloned());
+    let mut read = families::read(&config, generation.as_ref()).map_err(|e| at_path(e, &config_path))?;
     let mut set = index::weights(&dir)?;
     notes.append(&mut set.notes);
 
@@ -45,9 +44,16 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
         files.push(WeightFile { path, bytes: read.file_len });
         headers.push(read);
     }
-    let tensors = tensors(&set, &headers)?;
+    notes.extend(links_out(&dir, snapshot.as_ref(), &set, &files));
+    let tensors = tensors(&set, &headers, &mut notes)?;
+    read.derive_head_dim(&tensors);
+    if depth == Depth::Whole && read.arch.tied && set.files.iter().all(|s| s.header_only.is_none()) {
+        read.notes.extend(tie::untie(&mut read.arch, &tensors, &files)?);
+    }
+    notes.extend(read.notes.iter().cloned());
     notes.extend(index_notes(&set, &tensors));
     let found = inventory::assemble(&tensors, &read)?;
+    refuse_unheld(&set, &tensors, &found.prefix)?;
     notes.extend(found.plan_only.iter().cloned());
     notes.extend(found.notes);
     if depth == Depth::Whole {
@@ -67,6 +73,7 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
         files,
         tensors,
         prefix: found.prefix,
+        class_prefix: read.class_prefix.into(),
         embed: found.embed,
         final_norm: found.final_norm,
         head: found.head,
@@ -112,14 +119,21 @@ fn enter(dir: &Path, notes: &mut Vec<String>) -> Result<(PathBuf, Option<hub::Sn
         return Ok((snapshot.dir.clone(), Some(snapshot)));
     }
     if !is_model && dir.join("adapter_config.json").exists() {
-        return Err(Error::checkpoint(format!("{} holds a PEFT adapter, not a model", shown(dir)))
-            .next("give the folder of its base model"));
+        let config = read_json::<Value>(&dir.join("adapter_config.json")).ok();
+        let base = config.as_ref().and_then(|c| c.get("base_model_name_or_path")).and_then(Value::as_str);
+        let next = match base.filter(|b| !b.is_empty()) {
+            Some(base) => format!("give the folder or id of its base model, '{}'", clean(base)),
+            None => "give the folder of its base model".into(),
+        };
+        return Err(Error::checkpoint(format!("{} holds a PEFT adapter, not a model", shown(dir))).next(next));
     }
     if !is_model {
         return Err(Error::checkpoint(format!("{} has no config.json", shown(dir)))
             .next("give the folder that holds config.json and the safetensors files"));
     }
-    Ok((dir.to_path_buf(), hub::snapshot_of(dir)))
+    let snapshot = hub::snapshot_of(dir);
+    notes.extend(snapshot.as_ref().map(|s| format!("revision {}", s.revision)));
+    Ok((dir.to_path_buf(), snapshot))
 }
 
 /// The error for a file given where a folder is wanted.
@@ -147,14 +161,29 @@ fn generation_config(dir: &Path, notes: &mut Vec<String>) -> Result<Option<Value
     }
 }
 
-/// Every tensor of every file, in file order and by offset; a name in two files is refused.
-fn tensors(set: &WeightSet, headers: &[ReadHeader]) -> Result<Vec<TensorInfo>> {
+/// Every tensor of every file, in file order and by offset. Of a name in two files the one that the index maps counts.
+fn tensors(set: &WeightSet, headers: &[ReadHeader], notes: &mut Vec<String>) -> Result<Vec<TensorInfo>> {
+    let mapped: HashMap<&str, usize> = set.expected.iter().map(|(t, f)| (t.as_str(), *f)).collect();
+    let mut holders: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (file, read) in headers.iter().enumerate() {
+        read.header.tensors.iter().for_each(|t| holders.entry(&t.name).or_default().push(file));
+    }
+    let (mut passed, mut skipped) = (Vec::new(), HashSet::new());
     let mut tensors = Vec::new();
-    let mut holder: HashMap<&str, usize> = HashMap::new();
     for (file, read) in headers.iter().enumerate() {
         for t in &read.header.tensors {
-            if let Some(other) = holder.insert(&t.name, file) {
-                return Err(index::twice(&t.name, &set.files[other].name, &set.files[file].name));
+            let held = &holders[t.name.as_str()];
+            if held.len() > 1 {
+                match mapped.get(t.name.as_str()) {
+                    Some(right) if *right == file => {}
+                    Some(right) if held.contains(right) => {
+                        if skipped.insert((t.name.as_str(), file)) {
+                            passed.push((t.name.as_str(), file));
+                        }
+                        continue;
+                    }
+                    _ => return Err(index::twice(&t.name, &set.files[held[0]].name, &set.files[held[1]].name)),
+                }
             }
             tensors.push(TensorInfo {
                 name: t.name.clone(),
@@ -166,7 +195,53 @@ fn tensors(set: &WeightSet, headers: &[ReadHeader]) -> Result<Vec<TensorInfo>> {
             });
         }
     }
+    if let Some((name, file)) = passed.first() {
+        let more = if passed.len() > 1 { format!(" (and {} more such)", passed.len() - 1) } else { String::new() };
+        notes.push(format!(
+            "tensor '{}' is also in '{}'{more}: the one in the file that the index names is used",
+            clean(name),
+            clean(&set.files[*file].name)
+        ));
+    }
     Ok(tensors)
+}
+
+/// The error with the path of the config that it is about.
+fn at_path(e: Error, path: &Path) -> Error {
+    let Some(what) = e.what().strip_prefix("config.json: ") else {
+        return e;
+    };
+    let with_path = Error::new(e.kind(), format!("{}: {what}", shown(path)));
+    match e.advice() {
+        Some(next) => with_path.next(next),
+        None => with_path,
+    }
+}
+
+/// Refuses a tensor of a decoder block that the index names and no file holds: without it this is another model.
+fn refuse_unheld(set: &WeightSet, tensors: &[TensorInfo], prefix: &str) -> Result<()> {
+    let held: HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+    let of_block = |name: &str| name.strip_prefix(prefix).is_some_and(|n| n.starts_with("layers."));
+    let unheld = |t: &str| of_block(t) && !t.ends_with(".rotary_emb.inv_freq") && !held.contains(t);
+    let lost: Vec<&str> = set.expected.iter().map(|(t, _)| t.as_str()).filter(|t| unheld(t)).collect();
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let what = format!("no file holds {}, which the index names", list(lost.into_iter()));
+    Err(Error::checkpoint(what).next("fetch the whole model, or the index that belongs to these files"))
+}
+
+/// A note for weights that a link takes from outside the model's folder; the hub cache's own links are its layout.
+fn links_out(dir: &Path, snapshot: Option<&hub::Snapshot>, set: &WeightSet, files: &[WeightFile]) -> Option<String> {
+    let home = if snapshot.is_some() { dir.parent()?.parent()? } else { dir };
+    let home = home.canonicalize().ok()?;
+    let mut out = set.files.iter().zip(files).filter(|(s, f)| s.header_only.is_none() && !f.path.starts_with(&home));
+    let (source, file) = out.next()?;
+    let more = match out.count() {
+        0 => String::new(),
+        n => format!(" (and {n} more such)"),
+    };
+    Some(format!("'{}' is a link out of the model's folder, to {}{more}", clean(&source.name), shown(&file.path)))
 }
 
 /// Where the index and the headers disagree. What the model needs and lacks is the inventory's to refuse.

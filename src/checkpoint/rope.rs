@@ -19,17 +19,22 @@ const DEFAULT_THETA: f64 = 10_000.0;
 pub fn read(config: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Rope> {
     let new = object(config, "rope_parameters")?;
     let old = object(config, "rope_scaling")?;
-    let theta = theta(config.get("rope_theta"), new.and_then(|p| p.get("rope_theta")), notes)?;
-    if let (Some(new), Some(old)) = (new, old)
-        && rule(new)? != rule(old)?
-    {
-        notes.push("rope_parameters and rope_scaling disagree: rope_parameters is used".into());
+    // transformers takes the block's own base before the one beside it, in either spelling.
+    let theta = theta(config.get("rope_theta"), new.or(old).and_then(|p| p.get("rope_theta")), notes)?;
+    if let (Some(new), Some(old)) = (new, old) {
+        let base = |b: &Map<String, Value>| {
+            b.get("rope_theta").or(config.get("rope_theta")).and_then(Value::as_f64).unwrap_or(theta)
+        };
+        if scaling(new)? != scaling(old)? || base(new) != base(old) {
+            return Err(bad("rope_parameters and rope_scaling disagree")
+                .next("ask its makers which of the two is right, and remove the other from config.json"));
+        }
     }
     let scaling = match new.or(old) {
         Some(block) => scaling(block)?,
         None => RopeScaling::None,
     };
-    for block in [Some(config), new].into_iter().flatten() {
+    for block in [Some(config), new, old].into_iter().flatten() {
         if let Some(part) = block.get("partial_rotary_factor").filter(|v| !v.is_null() && v.as_f64() != Some(1.0)) {
             return Err(bad(&format!("partial_rotary_factor {} is not supported", short(part))));
         }
@@ -43,7 +48,7 @@ fn object<'a>(config: &'a Map<String, Value>, key: &str) -> Result<Option<&'a Ma
         Some(Value::Object(block)) => block,
         Some(other) => return Err(bad(&format!("'{key}' is {}, not an object", short(other)))),
     };
-    if !block.is_empty() && block.values().all(Value::is_object) {
+    if block.values().any(Value::is_object) || block.keys().any(|k| k.ends_with("_attention")) {
         return Err(bad(&format!("'{key}' per layer type is not supported")));
     }
     Ok(Some(block))
@@ -57,7 +62,7 @@ fn theta(old: Option<&Value>, new: Option<&Value>, notes: &mut Vec<String>) -> R
     let given = |v: Option<&Value>| v.filter(|v| !v.is_null()).map(positive).transpose();
     match (given(old)?, given(new)?) {
         (Some(old), Some(new)) if old != new => {
-            notes.push(format!("rope_theta is {old} and {new} in rope_parameters: {new} is used"));
+            notes.push(format!("rope_theta is {old}, and {new} in the block of rotary parameters: {new} is used"));
             Ok(new)
         }
         (_, Some(theta)) | (Some(theta), None) => Ok(theta),
@@ -70,14 +75,44 @@ fn theta(old: Option<&Value>, new: Option<&Value>, notes: &mut Vec<String>) -> R
 
 /// The rule's name; `type` is the older spelling.
 fn rule(block: &Map<String, Value>) -> Result<&str> {
-    match block.get("rope_type").or_else(|| block.get("type")) {
-        None | Some(Value::Null) => Ok("default"),
-        Some(name) => name.as_str().ok_or_else(|| bad(&format!("rope_type is {}", short(name)))),
+    let given = |key: &str| block.get(key).filter(|v| !v.is_null());
+    match (given("rope_type"), given("type")) {
+        (Some(a), Some(b)) if a != b => Err(bad(&format!("rope_type is {} and type is {}", short(a), short(b)))
+            .next("ask its makers which of the two is right, and remove the other from config.json")),
+        (None, None) => Ok("default"),
+        (Some(name), _) | (_, Some(name)) => name.as_str().ok_or_else(|| bad(&format!("rope_type is {}", short(name)))),
+    }
+}
+
+/// The keys that each rule reads, beside its name, the base and the rotated share. Any other that is not null refuses.
+const READ: [(&str, &[&str]); 3] = [
+    ("default", &[]),
+    ("linear", &["factor"]),
+    ("llama3", &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]),
+];
+
+/// Refuses a key that the rule does not read: it would mean something to whoever wrote it.
+fn check_keys(rule: &str, block: &Map<String, Value>) -> Result<()> {
+    let read = READ.iter().find(|(name, _)| *name == rule).map_or(&[][..], |(_, keys)| keys);
+    let common = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+    let known = |key: &str| common.contains(&key) || read.contains(&key);
+    match block.iter().find(|(key, value)| !value.is_null() && !known(key)) {
+        Some((key, value)) => Err(bad(&format!(
+            "rope_type '{}' has '{}' = {}, which this program does not read",
+            clean(rule),
+            clean(key),
+            short(value)
+        ))
+        .next("remove the key from config.json if it has no meaning")),
+        None => Ok(()),
     }
 }
 
 fn scaling(block: &Map<String, Value>) -> Result<RopeScaling> {
     let rule = rule(block)?;
+    if READ.iter().any(|(name, _)| *name == rule) {
+        check_keys(rule, block)?;
+    }
     let number = |key: &str, least: f64| match block.get(key).and_then(Value::as_f64) {
         Some(x) if x.is_finite() && x >= least => Ok(x),
         _ => Err(bad(&format!(

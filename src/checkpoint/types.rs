@@ -427,6 +427,8 @@ pub struct Checkpoint {
     pub tensors: Vec<TensorInfo>,
     /// Name prefix of the text stack, e.g. `model.` or `model.language_model.`.
     pub prefix: String,
+    /// The same in the class that transformers builds of the config, whatever the file's names: adapters are named by it.
+    pub class_prefix: String,
     /// Index of the embedding table.
     pub embed: usize,
     /// Index of the final norm.
@@ -489,6 +491,30 @@ impl Checkpoint {
     #[must_use]
     pub fn head_tensor(&self) -> &TensorInfo {
         &self.tensors[self.head.unwrap_or(self.embed)]
+    }
+    /// The type that blocks compute in on a GPU: that of most of their stored bytes. Packed weights are read as BF16.
+    #[must_use]
+    pub fn compute_dtype(&self) -> Dtype {
+        let (mut bf16, mut f16, mut f32) = (0u64, 0u64, 0u64);
+        for t in self.blocks.iter().flat_map(|b| &b.tensors).map(|t| &self.tensors[t.tensor]) {
+            match t.dtype {
+                Dtype::F16 => f16 += t.bytes,
+                Dtype::F32 | Dtype::F64 => f32 += t.bytes,
+                _ => bf16 += t.bytes,
+            }
+        }
+        if bf16 >= f16.max(f32) {
+            Dtype::BF16
+        } else if f16 >= f32 {
+            Dtype::F16
+        } else {
+            Dtype::F32
+        }
+    }
+    /// The path of a projection in the class that transformers builds, e.g. `model.layers.0.self_attn.q_proj`.
+    #[must_use]
+    pub fn module(&self, block: usize, role: Role) -> String {
+        format!("{}layers.{block}.{}", self.class_prefix, role.suffix().trim_end_matches(".weight"))
     }
     /// The tensor of `role` in block `block`, if it has one.
     #[must_use]

@@ -6,6 +6,7 @@
 use super::delta::{BlockAdapter, GroupView};
 use super::dropout;
 use crate::checkpoint::adapter::AdapterTensor;
+use crate::checkpoint::inventory::PREFIXES;
 use crate::checkpoint::{Checkpoint, Role};
 use crate::config::LoraSection;
 use crate::error::{Error, Result};
@@ -110,7 +111,7 @@ impl AdapterLayout {
                         .block_tensor(block, role)
                         .ok_or_else(|| Error::checkpoint(format!("block {block} has no {name}")))?;
                     let (d_out, d_in) = (tensor.shape[0] as usize, tensor.shape[1] as usize);
-                    let module = tensor.name.trim_end_matches(".weight").to_string();
+                    let module = checkpoint.module(block, role);
                     targets.push(Target { block, role, module, d_in, d_out, a: at, b: 0 });
                     at += config.r * d_in;
                 }
@@ -191,7 +192,7 @@ impl AdapterLayout {
         for t in &self.targets {
             for (ab, at, shape) in [("A", t.a, [self.r, t.d_in]), ("B", t.b, [t.d_out, self.r])] {
                 let key = format!("base_model.model.{}.lora_{ab}.weight", t.module);
-                let found = tensors.iter().find(|x| x.key == key).ok_or_else(|| {
+                let found = tensors.iter().find(|x| in_decoder(&x.key) == in_decoder(&key)).ok_or_else(|| {
                     Error::checkpoint(format!("the adapter has no '{key}'"))
                         .next("it belongs to another base or other targets")
                 })?;
@@ -215,6 +216,14 @@ impl AdapterLayout {
         }
         Ok(flat)
     }
+}
+
+/// What follows the decoder's prefix in a PEFT key. Adapters of the same base are named by the class they were made
+/// with, which changed between versions of transformers; the place in the decoder did not.
+fn in_decoder(key: &str) -> &str {
+    let module = key.strip_prefix("base_model.model.").unwrap_or(key);
+    let inside = |(prefix, _): &(&str, _)| module.strip_prefix(prefix).filter(|m| m.starts_with("layers."));
+    PREFIXES.iter().find_map(inside).unwrap_or(key)
 }
 
 /// The adapter on a device: f32 masters, and what blocks compute with.

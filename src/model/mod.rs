@@ -22,27 +22,16 @@ pub use lora::{Adapter, AdapterLayout};
 pub use resident::Residents;
 pub use weights::{BlockWeights, Weights, Whole, kind_of};
 
-use crate::checkpoint::{Checkpoint, Dtype};
+use crate::checkpoint::Checkpoint;
 use tch::{Device, Kind};
 
-/// The type blocks compute in: f32 on CPU; on a GPU the stored type of most of the blocks' bytes.
+/// The type blocks compute in: f32 on CPU; on a GPU [`Checkpoint::compute_dtype`].
 #[must_use]
 pub fn compute_kind(checkpoint: &Checkpoint, device: Device) -> Kind {
     if !device.is_cuda() {
         return Kind::Float;
     }
-    let bytes = |d: &Dtype| -> u64 {
-        checkpoint
-            .blocks
-            .iter()
-            .flat_map(|b| &b.tensors)
-            .map(|t| &checkpoint.tensors[t.tensor])
-            .filter(|t| t.dtype == *d)
-            .map(|t| t.bytes)
-            .sum()
-    };
-    let most = [Dtype::BF16, Dtype::F16, Dtype::F32].into_iter().max_by_key(bytes).expect("three types");
-    kind_of(&most)
+    kind_of(&checkpoint.compute_dtype())
 }
 
 /// `f32`, `bf16`, `f16`.

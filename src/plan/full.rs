@@ -12,7 +12,6 @@ use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdi
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
 use super::wear::{self, Writes};
 use super::{fixes, time};
-use crate::checkpoint::Role;
 use crate::event::TierName;
 use crate::units::{Bytes, count};
 
@@ -132,10 +131,7 @@ pub fn job(x: &Inputs<'_>) -> Job {
 
 /// Bytes of a weight as the forward pass reads it.
 fn weight(x: &Inputs<'_>) -> u64 {
-    match x.checkpoint.block_tensor(0, Role::Q).and_then(|t| t.dtype.size()) {
-        Some(n) if n >= 4 => 4,
-        _ => 2,
-    }
+    x.model.weight
 }
 
 /// Parameters of a block: its matrices, and norms and biases as stored.

@@ -161,6 +161,7 @@ pub fn checkpoint(shape: Shape, dtype: Dtype) -> Checkpoint {
         files: vec![WeightFile { path: "model/model.safetensors".into(), bytes: offset }],
         tensors,
         prefix: "model.".into(),
+        class_prefix: "model.".into(),
         embed,
         final_norm,
         head,

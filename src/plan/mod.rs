@@ -115,6 +115,15 @@ fn two_largest(m: &Model) -> (Bytes, Bytes) {
     (sizes[0], sizes.get(1).copied().unwrap_or(Bytes::ZERO))
 }
 
+/// The warning for rows longer than the model was made for; `what` begins it.
+#[must_use]
+pub fn past_positions(what: &str, tokens: u64, positions: usize) -> String {
+    format!(
+        "{what} {tokens} tokens, but the model was made for {positions} positions (max_position_embeddings): what it \
+         learns past them may be poor; data.max_length = {positions} stays within"
+    )
+}
+
 fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String> {
     let mut notes = c.notes.clone();
     let (first, second) = two_largest(m);
@@ -127,6 +136,9 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
     }
     if c.not_here {
         notes.push(format!("not on this machine yet: the download is {}", c.total_bytes()));
+    }
+    if job.length > c.arch.max_positions as u64 {
+        notes.push(past_positions("data.max_length lets rows have", job.length, c.arch.max_positions));
     }
     let merged = Bytes(m.params * 2);
     if merged > machine.disk.free {

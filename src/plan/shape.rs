@@ -133,6 +133,8 @@ pub struct Model {
     pub params: u64,
     /// Bytes per element in compute.
     pub elem: u64,
+    /// Bytes per element in the checkpoint's own compute type, whatever the device.
+    pub weight: u64,
     /// Compute type: `bf16`, `f16`, `f32`.
     pub compute: &'static str,
     /// Residual width.
@@ -175,14 +177,11 @@ impl Model {
     /// Reads the numbers off a checkpoint; `on_cpu` computes in f32.
     pub fn of(c: &Checkpoint, on_cpu: bool) -> Model {
         let a = &c.arch;
-        let weight = c
-            .block_tensor(0, Role::Q)
-            .or_else(|| c.blocks.first()?.tensors.iter().map(|t| &c.tensors[t.tensor]).find(|t| t.shape.len() > 1));
-        let weight = weight.map_or(&Dtype::BF16, |t| &t.dtype);
-        let (compute, elem) = match weight {
+        let dtype = c.compute_dtype();
+        let (compute, elem) = match dtype {
             _ if on_cpu => ("f32", 4),
             Dtype::F16 => ("f16", 2),
-            Dtype::F32 | Dtype::F64 => ("f32", 4),
+            Dtype::F32 => ("f32", 4),
             _ => ("bf16", 2),
         };
         let device = |index: usize| Bytes(c.tensors[index].elements() * elem);
@@ -201,6 +200,7 @@ impl Model {
             blocks,
             params: c.params(),
             elem,
+            weight: if dtype == Dtype::F32 { 4 } else { 2 },
             compute,
             hidden: a.hidden as u64,
             intermediate: a.experts.map_or(a.intermediate, |e| e.active * e.intermediate + e.shared) as u64,
@@ -334,6 +334,16 @@ pub struct Job {
     pub deterministic: bool,
 }
 
+/// Whether the tensor `name` holds the projection `target` among others, as phi3's do.
+fn fused(name: &str, target: &str) -> bool {
+    let whole = match target {
+        "q_proj" | "k_proj" | "v_proj" => ".self_attn.qkv_proj.weight",
+        "gate_proj" | "up_proj" => ".mlp.gate_up_proj.weight",
+        _ => return false,
+    };
+    name.ends_with(whole)
+}
+
 impl Job {
     /// Reads the numbers off a config, for a model of `n_blocks`.
     ///
@@ -358,7 +368,9 @@ impl Job {
         let lowest = lowest_trainable(c.blocks.len(), l.top_fraction);
         let trained = &c.blocks[lowest..];
         let found = |target: &str| {
-            trained.iter().filter(|b| b.tensors.iter().any(|t| t.role.lora_target() == Some(target))).count()
+            let here =
+                |t: &BlockTensor| t.role.lora_target() == Some(target) || fused(&c.tensors[t.tensor].name, target);
+            trained.iter().filter(|b| b.tensors.iter().any(here)).count()
         };
         let matches: Vec<(String, usize)> = l.targets.iter().map(|t| (t.clone(), found(t))).collect();
         if let Some((target, n)) = matches.iter().find(|(_, n)| *n < trained.len()) {

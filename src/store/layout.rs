@@ -224,6 +224,7 @@ mod tests {
             files: Vec::new(),
             tensors: infos,
             prefix: String::new(),
+            class_prefix: "model.".into(),
             embed: 0,
             final_norm: 0,
             head: None,

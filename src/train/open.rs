@@ -15,7 +15,7 @@ use crate::engine::{Control, EventSink, Job, Stop};
 use crate::error::{Error, Result};
 use crate::event::{EVENT_SCHEMA, EventKind, Level, RunStarted, Stage, StreamStats};
 use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
-use crate::plan::{ModePlan, lowest_trainable};
+use crate::plan::{ModePlan, lowest_trainable, past_positions};
 use crate::store::Reader;
 use crate::stream::{StreamSetup, Streamer};
 use std::sync::Arc;
@@ -73,7 +73,16 @@ impl<'a> Run<'a> {
         let reader = Reader::open(&checkpoint, Duration::ZERO)?;
         let facts = RunFacts { job, checkpoint: &checkpoint, device, kind, layout: &layout, data: &data };
         sink.send(EventKind::Started(facts.started(plan, state.global_step, steps_total, reader.describe())));
-        for text in checkpoint.notes.iter().chain(&data.notes) {
+        // What was taken, ignored or passed over of the model belongs in the report, which keeps warnings.
+        for text in &checkpoint.notes {
+            notice(&sink, Level::Warn, text.clone());
+        }
+        let longest = data.train.iter().chain(&data.eval).map(|r| r.ids.len()).max().unwrap_or(0);
+        if longest > checkpoint.arch.max_positions {
+            let positions = checkpoint.arch.max_positions;
+            notice(&sink, Level::Warn, past_positions("the longest row has", longest as u64, positions));
+        }
+        for text in &data.notes {
             notice(&sink, Level::Info, text.clone());
         }
 

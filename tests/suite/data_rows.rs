@@ -65,6 +65,7 @@ fn checkpoint(dir: &Path) -> Checkpoint {
         files: Vec::new(),
         tensors: Vec::new(),
         prefix: "model.".into(),
+        class_prefix: "model.".into(),
         embed: 0,
         final_norm: 0,
         head: None,

@@ -202,7 +202,14 @@ pub(super) fn from_peft(value: &Value) -> std::result::Result<Stated, Refusal> {
             // PEFT's own default.
             lora_alpha: number("lora_alpha", 8.0)?,
             lora_dropout: number("lora_dropout", 0.0)?,
-            use_rslora: map.get("use_rslora") == Some(&Value::Bool(true)),
+            use_rslora: match map.get("use_rslora") {
+                None | Some(Value::Null) => false,
+                Some(Value::Bool(on)) => *on,
+                other => {
+                    let what = format!("use_rslora = {} is not true or false", shown(other));
+                    return refuse(what, "give a PEFT LoRA adapter");
+                }
+            },
             target_modules: targets,
             layers_to_transform: layers(map)?,
         },

@@ -2,6 +2,7 @@
 
 use super::peft::Stated;
 use super::{AdapterConfig, AdapterTensor};
+use crate::checkpoint::Role;
 use crate::error::{Error, Result};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, View};
@@ -146,7 +147,18 @@ fn split(key: &str) -> std::result::Result<(&str, usize, &str, Half), String> {
 /// Fills in the targets and layers that a pattern left open, from the tensor names.
 pub(super) fn settle_targets(stated: Stated, tensors: &[AdapterTensor]) -> std::result::Result<AdapterConfig, String> {
     let mut config = stated.config;
-    if !stated.plain_targets {
+    if stated.plain_targets {
+        // PEFT passes over names that the model has no module for. A projection that every model here has, and the
+        // adapter lacks, is a torn adapter.
+        let mut found = BTreeSet::new();
+        for t in tensors {
+            found.insert(split(&t.key)?.2);
+        }
+        let projection = |name: &str| Role::ALL.iter().any(|r| r.lora_target() == Some(name));
+        if config.target_modules.iter().any(|t| found.contains(t.as_str())) {
+            config.target_modules.retain(|t| found.contains(t.as_str()) || projection(t));
+        }
+    } else {
         let (mut targets, mut layers) = (BTreeSet::new(), BTreeSet::new());
         for t in tensors {
             let (_, layer, target, _) = split(&t.key)?;

@@ -69,7 +69,9 @@ fn llama_rows_go_back_to_rotate_half_order() {
 #[test]
 fn a_permuted_bias_follows_its_rows() {
     let bias: Vec<f32> = (0..32).map(|i| i as f32 / 64.0).collect();
-    let m = Imported::of(&Make::tiny("llama").f32("blk.0.attn_q.bias", &[32], &bias));
+    let make = Make::tiny("llama").f32("blk.0.attn_q.bias", &[32], &bias);
+    let m =
+        Imported::of(&make.f32("blk.0.attn_k.bias", &[16], &bias[..16]).f32("blk.0.attn_v.bias", &[16], &bias[..16]));
     let got = m.values("model.layers.0.self_attn.q_proj.bias");
     assert_eq!(rows(&got, 1), rows(&m.values("model.layers.0.self_attn.q_proj.weight"), 32));
     assert_eq!(m.json("config.json")["attention_bias"], true);

@@ -1,0 +1,209 @@
+//! Faults found by trying the program, about checkpoints and adapters: FO-14, 16, 43, 70, 75, 78 (13 is in `parts`).
+
+use super::parts::config;
+use super::{dir, noted, open, refused};
+use crate::support::fixture::Raw;
+use crate::support::fixture::{Model, Tensor, put, safetensors};
+use blockstream_tui::checkpoint::{Dtype, adapter};
+use blockstream_tui::config::LoraSection;
+use blockstream_tui::model::AdapterLayout;
+use blockstream_tui::{device, plan};
+use serde_json::json;
+use std::os::unix::fs::symlink;
+
+fn lora() -> LoraSection {
+    LoraSection { r: 2, targets: vec!["q_proj".into()], ..LoraSection::default() }
+}
+
+/// An adapter for the base fixture, as PEFT would name it below `base_model.model.`.
+fn named(prefix: &str) -> Vec<adapter::AdapterTensor> {
+    let one = |layer: usize, half: &str, shape: [usize; 2]| adapter::AdapterTensor {
+        key: format!("base_model.model.{prefix}layers.{layer}.self_attn.q_proj.lora_{half}.weight"),
+        shape: shape.to_vec(),
+        data: vec![0.5; 128],
+    };
+    (0..4).flat_map(|n| [one(n, "A", [2, 64]), one(n, "B", [64, 2])]).collect()
+}
+
+#[test]
+fn case_fo_70_adapter_keys_follow_the_class_not_the_files_prefix() {
+    let nested = json!({ "model_type": "x", "vision_config": {} });
+    for (prefix, outer, class) in [
+        ("", None, "model."),
+        ("model.", None, "model."),
+        ("model.language_model.", Some(&nested), "model.language_model."),
+        ("language_model.model.", Some(&nested), "model.language_model."),
+    ] {
+        let d = dir();
+        let model = Model::tiny().prefix(prefix);
+        let model = outer.map_or(model.clone(), |o| model.nested(o.clone()));
+        let c = open(&model.write(d.path()));
+        let layout = AdapterLayout::new(&c, &lora()).unwrap();
+        let flat = layout.init(1);
+        let made: Vec<String> = layout.to_peft(&flat).into_iter().map(|t| t.key).collect();
+        let want: Vec<String> = named(class).into_iter().map(|t| t.key).collect();
+        assert_eq!(made, want, "{prefix}");
+        // PEFT's own, and one that was made with another version's class, find the same places.
+        for written in [class, prefix] {
+            let read = layout.from_peft(&named(written)).unwrap_or_else(|e| panic!("{prefix} {written}: {e}"));
+            assert!(layout.to_peft(&read).iter().all(|t| t.data == vec![0.5; 128]));
+        }
+        let tower = layout.from_peft(&named("model.vision_tower.encoder."));
+        assert!(tower.is_err(), "a tower's layers are not the decoder's");
+    }
+}
+
+#[test]
+fn case_fo_43_targets_that_the_model_lacks_are_passed_over() {
+    let d = dir();
+    let config = adapter::AdapterConfig {
+        base_model_name_or_path: "o/n".into(),
+        revision: None,
+        r: 2,
+        lora_alpha: 4.0,
+        lora_dropout: 0.0,
+        use_rslora: false,
+        target_modules: vec!["q_proj".into()],
+        layers_to_transform: None,
+    };
+    adapter::write(d.path(), &config, &named("model.")).unwrap();
+    let path = d.path().join(adapter::CONFIG_FILE);
+    let edit = |key: &str, value: serde_json::Value| {
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json[key] = value;
+        put(&path, json.to_string());
+    };
+    edit("target_modules", json!(["q_proj", "query_key_value", "c_attn"]));
+    assert_eq!(adapter::read(d.path()).unwrap().0.target_modules, ["q_proj"]);
+    edit("target_modules", json!(["c_attn"]));
+    assert!(adapter::read(d.path()).unwrap_err().to_string().contains("c_attn"));
+    edit("target_modules", json!(["q_proj"]));
+    edit("use_rslora", json!("true"));
+    assert!(adapter::read(d.path()).unwrap_err().to_string().contains("use_rslora"), "it changes every number");
+}
+
+#[test]
+fn case_fo_16b_one_odd_projection_does_not_decide_the_compute_type() {
+    let d = dir();
+    let odd =
+        Model::tiny().edit(|t| t.iter_mut().filter(|t| t.name.contains("q_proj")).for_each(|t| t.dtype = "F32".into()));
+    assert_eq!(open(&odd.write(d.path())).compute_dtype(), Dtype::BF16);
+    for (name, want) in [("F32", Dtype::F32), ("F16", Dtype::F16), ("BF16", Dtype::BF16)] {
+        let d = dir();
+        assert_eq!(open(&Model::tiny().dtype(name).write(d.path())).compute_dtype(), want);
+    }
+}
+
+#[test]
+fn case_fo_78a_biases_that_only_the_index_names_are_refused() {
+    let d = dir();
+    let add = |m: &mut std::collections::BTreeMap<String, String>| {
+        let file = m["model.embed_tokens.weight"].clone();
+        m.insert("model.layers.0.self_attn.q_proj.bias".into(), file);
+    };
+    Model::tiny().shards(2).weight_map(add).write(d.path());
+    refused(d.path(), &["no file holds 'model.layers.0.self_attn.q_proj.bias'", "the index names", "fetch"]);
+}
+
+#[test]
+fn case_fo_78b_one_missing_bias_of_three_is_refused() {
+    for lost in ["q_proj.bias", "k_proj.bias", "v_proj.bias"] {
+        let d = dir();
+        Model::family("qwen2").edit(move |t| t.retain(|t| !t.name.ends_with(lost))).write(d.path());
+        refused(d.path(), &[lost, "is missing", "fetch the whole model"]);
+    }
+}
+
+#[test]
+fn case_fo_78e_a_shard_linked_from_outside_is_told() {
+    let (d, far) = (dir(), dir());
+    Model::tiny().write(d.path());
+    std::fs::rename(d.path().join("model.safetensors"), far.path().join("far.safetensors")).unwrap();
+    symlink(far.path().join("far.safetensors"), d.path().join("model.safetensors")).unwrap();
+    noted(&open(d.path()), &["'model.safetensors' is a link out of the model's folder", "far.safetensors"]);
+}
+
+#[test]
+fn case_fo_78f_an_adapter_in_a_models_place_says_so() {
+    let d = dir();
+    put(&d.path().join("adapter_config.json"), json!({ "base_model_name_or_path": "org/base" }).to_string());
+    refused(d.path(), &["PEFT adapter", "'org/base'"]);
+    put(&d.path().join("adapter_model.safetensors"), safetensors(&[], &Raw::default()));
+    put(&d.path().join("config.json"), Model::tiny().config().to_string());
+    refused(d.path(), &["only an adapter's weights", "base model"]);
+}
+
+#[test]
+fn case_fo_78g_errors_in_a_config_name_its_path() {
+    let d = dir();
+    Model::tiny().set("num_key_value_heads", 3).write(d.path());
+    refused(d.path(), &[d.path().to_str().unwrap(), "config.json", "no multiple", "fetch config.json again"]);
+}
+
+#[test]
+fn case_fo_78h_a_missing_head_dim_follows_q_proj() {
+    let d = dir();
+    let c = open(&Model::tiny().set("head_dim", 32).unset("head_dim").write(d.path()));
+    assert_eq!(c.arch.head_dim, 32);
+    noted(&c, &["no head_dim: 32", "q_proj"]);
+}
+
+#[test]
+fn case_fo_78i_of_a_tensor_in_two_shards_the_mapped_one_counts() {
+    let d = dir();
+    let twin = Tensor::new("model.embed_tokens.weight", "BF16", &[264, 64]);
+    let model = Model::tiny().shards(2).edit(move |t| t.push(twin.clone()));
+    for want in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
+        let map = move |m: &mut std::collections::BTreeMap<String, String>| {
+            m.insert("model.embed_tokens.weight".into(), want.into());
+        };
+        let c = open(&model.clone().weight_map(map).write(d.path()));
+        assert!(c.files[c.tensors[c.embed].file].path.ends_with(want));
+        noted(&c, &["'model.embed_tokens.weight' is also in", "the index names"]);
+    }
+}
+
+/// The base fixture with q, k, v in one tensor and gate, up in another, as phi3 stores them.
+fn phi3() -> Model {
+    Model::tiny().set("model_type", "phi3").edit(|t| {
+        let parts = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
+        t.retain(|t| !parts.iter().any(|p| t.name.contains(p)));
+        for i in 0..4 {
+            for (name, rows) in [("self_attn.qkv_proj", 128), ("mlp.gate_up_proj", 256)] {
+                t.push(Tensor::new(format!("model.layers.{i}.{name}.weight"), "BF16", &[rows, 64]));
+            }
+        }
+    })
+}
+
+#[test]
+fn case_fo_75_dense_families_for_planning_are_planned_with_defaults_and_all_linear() {
+    let machine = device::machine(&config(&[("machine", "profiles/h200.toml")]), None).unwrap();
+    let mut models = vec![phi3()];
+    models.extend(["gemma", "gemma2", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"].map(|name| {
+        let tied = name.starts_with("gemma");
+        Model::tiny().set("model_type", name).set("tie_word_embeddings", tied)
+    }));
+    for model in models {
+        let d = dir();
+        let c = open(&model.write_headers(d.path()));
+        for settings in [&[][..], &[("lora.targets", "all-linear")]] {
+            let report = plan::plan(&c, &machine, &config(settings));
+            let report = report.unwrap_or_else(|e| panic!("{}: {e}", c.family()));
+            assert_eq!(report.modes.lora.verdict, plan::Verdict::Ram, "{}", c.family());
+        }
+    }
+}
+
+#[test]
+fn case_fo_14_a_plan_past_the_models_positions_says_both_numbers() {
+    let machine = device::machine(&config(&[("machine", "profiles/h200.toml")]), None).unwrap();
+    let d = dir();
+    let c = open(&Model::tiny().set("max_position_embeddings", 32).write(d.path()));
+    let warned = |length: &str| {
+        let report = plan::plan(&c, &machine, &config(&[("data.max_length", length)])).unwrap();
+        report.notes.iter().any(|n| n.contains(&format!(" {length} tokens")) && n.contains("made for 32 positions"))
+    };
+    assert!(warned("33") && warned("1024"));
+    assert!(!warned("32"));
+}
