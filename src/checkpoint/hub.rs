@@ -6,6 +6,7 @@
 use super::files::{clean, read_small, shown};
 use super::index::list;
 use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -49,9 +50,18 @@ pub fn headers_dir() -> Option<PathBuf> {
 }
 
 /// As [`headers_dir`], with the environment passed in: `$XDG_CACHE_HOME/blockstream-tui/headers`, else under `~/.cache`.
+/// Another hub (`HF_ENDPOINT`) has a folder of its own below it: its models may share names with those of the first.
 #[must_use]
 pub fn headers_dir_from(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    Some(caches(&env)?.join("blockstream-tui").join("headers"))
+    let all = caches(&env)?.join("blockstream-tui").join("headers");
+    let hub = env("HF_ENDPOINT").and_then(|e| e.into_string().ok());
+    Some(match hub.as_deref().map(|e| e.trim().trim_end_matches('/')).filter(|e| !e.is_empty()) {
+        None => all,
+        Some(hub) => {
+            let sum = Sha256::digest(hub.as_bytes());
+            all.join(format!("hub-{}", sum.iter().take(8).map(|b| format!("{b:02x}")).collect::<String>()))
+        }
+    })
 }
 
 fn caches(env: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {

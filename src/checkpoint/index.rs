@@ -208,17 +208,17 @@ fn check_name(name: &str, index: &Path) -> Result<()> {
     if name.is_empty() || name.chars().any(char::is_control) || name.contains('\\') {
         return refuse("not a file name");
     }
-    let mut depth = 0i32;
+    let mut parts = Vec::new();
     for part in Path::new(name).components() {
         match part {
-            Component::Normal(_) => depth += 1,
+            Component::Normal(part) => parts.push(part),
             Component::CurDir => {}
-            Component::ParentDir => depth -= 1,
-            Component::RootDir | Component::Prefix(_) => depth = -1,
+            _ => return refuse("shard name escapes the model folder"),
         }
-        if depth < 0 {
-            return refuse("shard name escapes the model folder");
-        }
+    }
+    // One file has one name: './x', 'a//x' and 'x/' would be links to nowhere in a download.
+    if parts.iter().collect::<PathBuf>().as_os_str() != name {
+        return refuse("shard name is not a plain path");
     }
     if !name.ends_with(".safetensors") {
         return refuse("shard is not a safetensors file");

@@ -66,6 +66,8 @@ pub struct Rules {
     pub damages: usize,
     /// Sent between any two pieces of a body.
     pub pause: Duration,
+    /// Content name of every weights file, in place of its own.
+    pub etag: Option<String>,
 }
 
 /// A running hub; it stops when dropped.
@@ -120,6 +122,7 @@ impl TestHub {
             claims: None,
             damages: 0,
             pause: Duration::ZERO,
+            etag: None,
         };
         let shared = Arc::new(Shared {
             rules: Mutex::new(rules),
@@ -242,7 +245,7 @@ fn answer(mut stream: TcpStream, elsewhere: bool, shared: &Shared) -> std::io::R
         return say(&mut stream, 404, "Not Found", &json!({ "error": "Entry not found" }));
     };
     let large = name.ends_with(".safetensors");
-    let tag = etag(&name, &bytes);
+    let tag = rules.etag.clone().filter(|_| large).unwrap_or_else(|| etag(&name, &bytes));
     let size = rules.claims.filter(|_| large).unwrap_or(bytes.len() as u64);
     let there = match (&rules.target, rules.loops) {
         (Some(target), _) => Some(target.clone()),

@@ -5,9 +5,9 @@
 
 use super::headers::{make_dir, write_reference};
 use super::http::{Answer, Failure, Hub, Tries, lost};
-use super::survey::{blob, incomplete, room, whole};
+use super::survey::{blob, incomplete, is_sha256, room, told_apart, whole};
 use super::{Piece, Survey};
-use crate::checkpoint::files::clean;
+use crate::checkpoint::files::{clean, shown};
 use crate::checkpoint::header::MAX_FILE;
 use crate::error::{Error, Kind, Result};
 use crate::event::Stage;
@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub(super) async fn run(hub: &Hub, survey: &Survey, progress: &mut dyn FnMut(Sta
             let url = hub.file(&model.id, &plan.commit, &pieces[i].name)?;
             fetch(hub, &url, &repo, &mut pieces[i], &mut told).await?;
         }
+        // The file may have become another on the way.
+        told_apart(&pieces)?;
         told.before += pieces[i].size;
         told.say(&pieces[i].name, 0, true);
     }
@@ -133,8 +136,14 @@ impl Part {
     /// Opens what is here of `piece` and hashes it, or begins.
     async fn open(repo: &Path, piece: &Piece) -> Result<Part> {
         let path = incomplete(repo, &piece.etag);
-        let open = OpenOptions::new().read(true).append(true).create(true).open(&path);
-        let file = open.map_err(|e| Error::io("open", &path, e))?;
+        // In a cache that others write to, a link here would lead our bytes into any file; a FIFO would wait for ever.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let open = OpenOptions::new().read(true).append(true).create(true).custom_flags(flags).open(&path);
+        let odd = || Error::new(Kind::Io, format!("{} is a link or no plain file", shown(&path))).next("delete it");
+        let file = open.map_err(|e| if is_odd(&path) { odd() } else { Error::io("open", &path, e) })?;
+        if is_odd(&path) {
+            return Err(odd());
+        }
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(Error::run(format!("'{}' is being downloaded by another process", clean(&piece.name)))
                 .next("wait for it, or stop it"));
@@ -226,12 +235,14 @@ impl Part {
     /// Checks the whole content and names it; an error inside is a content that is not what its name says.
     fn finish(&mut self, repo: &Path, piece: &Piece) -> Result<Option<Error>> {
         let sum: String = self.hash.clone().finalize().iter().map(|b| format!("{b:02x}")).collect();
-        let is_sum = piece.etag.len() == 64 && piece.etag.bytes().all(|b| b.is_ascii_hexdigit());
-        if is_sum && !piece.etag.eq_ignore_ascii_case(&sum) {
+        if is_sha256(&piece.etag) && !piece.etag.eq_ignore_ascii_case(&sum) {
             return Ok(Some(differs(piece, "does not have the SHA-256 that the hub gives for it")));
         }
         self.file.sync_all().map_err(|e| self.io("write", e))?;
         let to = blob(repo, &piece.etag);
+        if !is_sha256(&piece.etag) && std::fs::metadata(&to).is_ok_and(|m| m.len() != piece.size) {
+            return Err(differs(piece, "has the content name of another file that is here already"));
+        }
         std::fs::rename(&self.path, &to).map_err(|e| Error::io("create", &to, e))?;
         Ok(None)
     }
@@ -243,6 +254,11 @@ impl Part {
     fn full(&self, e: std::io::Error) -> Error {
         self.io("write", e).next("free space and run the same command again: it goes on where it stopped")
     }
+}
+
+/// Whether something lies at `path` that is no plain file of its own.
+fn is_odd(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|m| !m.is_file())
 }
 
 fn differs(piece: &Piece, how: &str) -> Error {

@@ -84,8 +84,9 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // After the rename there is nothing to remove.
+        // After the rename there is nothing to remove. A model's folder that holds nothing goes with it.
         let _ = std::fs::remove_dir_all(&self.0);
+        let _ = self.0.parent().map(std::fs::remove_dir);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! hf-hub lists and resolves; its downloads don't resume and read headers whole, so bytes are asked for here.
 
+use super::id::ModelId;
 use super::settings::{Patience, Settings, Token};
 use crate::checkpoint::files::clean;
 use crate::error::{Error, Kind, Result};
@@ -10,10 +11,12 @@ use reqwest::header::{
     IF_RANGE, LOCATION, RANGE,
 };
 use reqwest::{Client, Method, Response, Url};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most redirects that one request follows.
 const MAX_HOPS: usize = 8;
+/// Fewest bytes a second, over a whole answer that is waited for, before the connection counts as dead.
+const SLOWEST: f64 = 1024.0;
 
 /// What went wrong, and whether the same request may be worth another try.
 pub(super) enum Failure {
@@ -61,10 +64,19 @@ impl Hub {
         Ok(Hub { client, base, token: settings.token.clone(), patience })
     }
 
+    /// Where the hub tells what `model` is at its revision.
+    pub fn about(&self, model: &ModelId) -> Result<Url> {
+        let revision = model.revision.iter().flat_map(|r| ["revision", r.as_str()]);
+        self.address(["api", "models"].into_iter().chain(model.id.split('/')).chain(revision))
+    }
+
     /// Where file `name` of model `id` lies at `commit`.
     pub fn file(&self, id: &str, commit: &str, name: &str) -> Result<Url> {
+        self.address(id.split('/').chain(["resolve", commit]).chain(name.split('/')))
+    }
+
+    fn address<'a>(&self, parts: impl Iterator<Item = &'a str>) -> Result<Url> {
         let mut url = self.base.clone();
-        let parts = id.split('/').chain(["resolve", commit]).chain(name.split('/'));
         url.path_segments_mut()
             .map_err(|()| Error::usage("HF_ENDPOINT can't have paths").next("write it as https://host"))?
             .pop_if_empty()
@@ -187,11 +199,17 @@ impl Answer {
         }
     }
 
-    /// At most `cap` bytes of the body; what follows is not waited for.
+    /// At most `cap` bytes of the body; what follows is not waited for, and a body that only trickles is given up.
     pub async fn up_to(&mut self, cap: u64) -> Result<Vec<u8>, Failure> {
         let mut bytes = Vec::new();
+        let (begun, grace) = (Instant::now(), self.stall * 2);
         while (bytes.len() as u64) < cap {
             let Some(chunk) = self.chunk().await? else { break };
+            let waited = begun.elapsed();
+            if waited > grace && (bytes.len() as f64) < SLOWEST * waited.as_secs_f64() {
+                let why = format!("only {} bytes came in {}", bytes.len(), crate::units::secs(waited.as_secs_f64()));
+                return Err(Failure::Again(lost(self.response.url(), &why)));
+            }
             let room = (cap - bytes.len() as u64) as usize;
             let chunk = chunk.as_ref();
             bytes.extend_from_slice(&chunk[..chunk.len().min(room)]);
@@ -236,7 +254,7 @@ impl Tries {
 }
 
 /// A client for `base`; on this machine itself no proxy is asked.
-pub(super) fn client(base: &Url, patience: &Patience) -> reqwest::ClientBuilder {
+fn client(base: &Url, patience: &Patience) -> reqwest::ClientBuilder {
     let builder = Client::builder()
         .user_agent(concat!("blockstream-tui/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(patience.connect)
@@ -249,7 +267,7 @@ pub(super) fn client(base: &Url, patience: &Patience) -> reqwest::ClientBuilder 
 }
 
 /// The error for a model or file that the hub does not give; `what` names it.
-pub(super) fn denied(what: &str, status: u16, with_token: bool) -> Error {
+fn denied(what: &str, status: u16, with_token: bool) -> Error {
     let what = clean(what);
     match (status, with_token) {
         (401, false) => Error::checkpoint(format!("the hub has no '{what}' for people who are not logged in"))
@@ -266,6 +284,9 @@ pub(super) fn denied(what: &str, status: u16, with_token: bool) -> Error {
 /// The model of a file's address; with the file, where that alone is missing.
 fn asked_for(url: &Url, status: u16) -> String {
     let path = url.path().trim_start_matches('/');
+    if let Some(model) = path.strip_prefix("api/models/") {
+        return model.replacen("/revision/", "@", 1).replace("%2F", "/");
+    }
     match path.split_once("/resolve/") {
         Some((model, rest)) if status == 404 => format!("{model}/{}", rest.split_once('/').map_or(rest, |(_, f)| f)),
         Some((model, _)) => model.to_owned(),

@@ -1,12 +1,16 @@
-//! What a model on the hub consists of: its commit and file names by hf-hub, and which of the files this program needs.
+//! What a model on the hub consists of: its commit, its file names, and which of the files this program needs.
+//!
+//! hf-hub gives the hub's address and the type of its answer. The question is asked by our own client: hf-hub looks for
+//! a token by itself where it is given none, and reads answers of any length.
 
-use super::http::{Failure, Hub, Tries, client, denied, lost};
+use super::http::{Failure, Hub, Tries, lost};
 use super::id::ModelId;
 use super::settings::Settings;
 use crate::checkpoint::files::clean;
 use crate::checkpoint::index::{self, INDEX, SINGLE};
 use crate::error::{Error, Kind, Result};
-use hf_hub::{HFClient, HFError};
+use hf_hub::HFClient;
+use hf_hub::repository::ModelInfo;
 use reqwest::Url;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,6 +33,8 @@ pub(super) const FOR_TRAINING: [&str; 11] = [
 ];
 /// Most file names of a repository that are looked at.
 const MAX_FILES: usize = 100_000;
+/// Longest answer about a model that is read, in bytes: a hundred thousand files, each with a long name.
+const MAX_ANSWER: u64 = 32 << 20;
 
 /// A model on the hub at one commit.
 pub(super) struct Listing {
@@ -48,41 +54,27 @@ impl Listing {
     }
 }
 
-/// hf-hub's client with this process's settings; it knows the hub's address where none is set.
-pub(super) fn lister(settings: &Settings) -> Result<HFClient> {
-    let patience = settings.patience;
-    let start = |endpoint: Option<&str>| {
-        let mut builder = HFClient::builder().cache_enabled(false).retry_max_attempts(patience.tries as usize - 1);
-        builder = builder.retry_base_delay(patience.pause);
-        if let Some(endpoint) = endpoint {
-            builder = builder.endpoint(endpoint);
-        }
-        if let Some(token) = &settings.token {
-            builder = builder.token(token.secret());
-        }
-        builder
-    };
-    let bad = |_| Error::usage("HF_ENDPOINT is not the address of a hub").next("write it as https://host, or unset it");
-    let endpoint = settings.endpoint.as_deref();
-    let base = start(endpoint).build().map_err(bad)?.endpoint().to_owned();
-    let base = Url::parse(&base).map_err(|_| bad(HFError::Other(String::new())))?;
-    // Its own client has no limit on time; reqwest drops the token when a redirect changes the host.
-    let http = client(&base, &patience)
-        .redirect(reqwest::redirect::Policy::limited(5))
-        .timeout(patience.stall * 2)
-        .build()
-        .map_err(|e| Error::new(Kind::Io, format!("no HTTP client: {}", e.without_url())))?;
-    start(endpoint).client(http).build().map_err(bad)
+/// The hub's address: `HF_ENDPOINT`, else the one that hf-hub knows.
+pub(super) fn endpoint(settings: &Settings) -> Result<String> {
+    if let Some(endpoint) = &settings.endpoint {
+        return Ok(endpoint.clone());
+    }
+    // This client asks nothing. It is given a token, and not a real one, so that it doesn't look for one.
+    let client = HFClient::builder().cache_enabled(false).token("unused").build();
+    let client = client.map_err(|e| Error::new(Kind::Io, format!("no HTTP client: {}", clean(&e.to_string()))))?;
+    Ok(client.endpoint().to_owned())
 }
 
 /// Asks the hub what `model` is at its revision.
 ///
 /// # Errors
 /// No such model or revision, no access, no connection, or it holds no safetensors weights.
-pub(super) async fn list(lister: &HFClient, hub: &Hub, model: &ModelId, with_token: bool) -> Result<Listing> {
-    let (owner, name) = hf_hub::split_id(&model.id);
-    let asked = lister.model(owner, name).info().maybe_revision(model.revision.clone()).send().await;
-    let info = asked.map_err(|e| explain(&e, lister, model, with_token))?;
+pub(super) async fn list(hub: &Hub, model: &ModelId) -> Result<Listing> {
+    let answer = whole(hub, &hub.about(model)?, MAX_ANSWER, &model.to_string()).await?;
+    let info: ModelInfo = serde_json::from_slice(&answer).map_err(|_| {
+        Error::new(Kind::Io, format!("the hub's answer about '{model}' can't be read"))
+            .next("try again later, or check HF_ENDPOINT")
+    })?;
     let commit = info.sha.filter(|c| (7..=64).contains(&c.len()) && c.bytes().all(|b| b.is_ascii_alphanumeric()));
     let commit = commit.ok_or_else(|| Error::new(Kind::Io, format!("the hub names no commit for '{model}'")))?;
     let siblings = info.siblings.unwrap_or_default();
@@ -152,43 +144,12 @@ async fn once(hub: &Hub, url: &Url, cap: u64, name: &str) -> Result<Vec<u8>, Fai
     if bytes.len() as u64 > cap {
         let what =
             format!("'{}' on the hub is longer than the {} read of such a file", clean(name), crate::units::Bytes(cap));
-        return Err(Failure::Stop(Error::checkpoint(what)));
+        return Err(Failure::Stop(Error::checkpoint(what).next("check the id, and HF_ENDPOINT")));
     }
     match answer.size {
         Some(size) if size != bytes.len() as u64 => {
             Err(Failure::Again(lost(url, &format!("{} of {size} bytes of '{}' came", bytes.len(), clean(name)))))
         }
         _ => Ok(bytes),
-    }
-}
-
-/// hf-hub's error in this program's words: without addresses, which may carry secrets.
-fn explain(e: &HFError, lister: &HFClient, model: &ModelId, with_token: bool) -> Error {
-    let model = model.to_string();
-    match e {
-        HFError::AuthRequired { .. } => denied(&model, 401, with_token),
-        HFError::Forbidden { .. } => denied(&model, 403, with_token),
-        HFError::RepoNotFound { .. } | HFError::RevisionNotFound { .. } => denied(&model, 404, with_token),
-        HFError::RateLimited { .. } => denied(&model, 429, with_token),
-        HFError::Http { context } => denied(&model, context.status.as_u16(), with_token),
-        HFError::Request { source, .. } => {
-            let mut inner: &dyn std::error::Error = source;
-            while let Some(next) = inner.source() {
-                inner = next;
-            }
-            let why = if source.is_timeout() {
-                "no answer in time".to_owned()
-            } else if std::ptr::addr_eq(inner, source) {
-                "the request failed".to_owned()
-            } else {
-                inner.to_string()
-            };
-            match Url::parse(lister.endpoint()) {
-                Ok(url) => lost(&url, &why),
-                Err(_) => Error::new(Kind::Io, "the hub can't be reached"),
-            }
-        }
-        _ => Error::new(Kind::Io, format!("the hub's answer about '{model}' can't be read"))
-            .next("try again later, or check HF_ENDPOINT"),
     }
 }

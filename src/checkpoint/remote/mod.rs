@@ -1,6 +1,6 @@
 //! The model hub over the network: headers for a plan, downloads into the hub cache. Only at the user's request.
 //!
-//! hf-hub resolves revisions and lists files; bytes come by our own ranged requests, since its downloads don't resume.
+//! Questions and bytes go by requests of our own: hf-hub's downloads don't resume and its answers have no limit.
 //! Names, lengths and texts from the network are hostile: bounded, checked, cleaned. The token goes to the hub's own
 //! host and is never shown.
 
@@ -126,7 +126,7 @@ fn no_home(what: &str, variable: &str) -> Error {
 #[cfg(feature = "hub")]
 mod net {
     use super::http::Hub;
-    use super::listing::{list, lister};
+    use super::listing::{endpoint, list};
     use super::survey as surveys;
     use super::{Cancel, Error, ModelId, PathBuf, Result, Settings, Stage, Survey, download as load, headers as heads};
     use std::path::Path;
@@ -142,10 +142,9 @@ mod net {
         cancel: &Cancel,
         progress: &mut dyn FnMut(Stage),
     ) -> Result<PathBuf> {
-        let lister = lister(settings)?;
-        let hub = Hub::new(settings, lister.endpoint())?;
+        let hub = Hub::new(settings, &endpoint(settings)?)?;
         until(cancel, async {
-            let listing = list(&lister, &hub, model, settings.token.is_some()).await?;
+            let listing = list(&hub, model).await?;
             heads::fetch(&hub, model, &listing, cache, progress).await
         })
     }
@@ -157,10 +156,9 @@ mod net {
         cancel: &Cancel,
         progress: &mut dyn FnMut(Stage),
     ) -> Result<Survey> {
-        let lister = lister(settings)?;
-        let hub = Hub::new(settings, lister.endpoint())?;
+        let hub = Hub::new(settings, &endpoint(settings)?)?;
         until(cancel, async {
-            let listing = list(&lister, &hub, model, settings.token.is_some()).await?;
+            let listing = list(&hub, model).await?;
             surveys::make(&hub, model, &listing, cache, progress).await
         })
     }
@@ -171,7 +169,7 @@ mod net {
         cancel: &Cancel,
         progress: &mut dyn FnMut(Stage),
     ) -> Result<PathBuf> {
-        let hub = Hub::new(settings, lister(settings)?.endpoint())?;
+        let hub = Hub::new(settings, &endpoint(settings)?)?;
         until(cancel, load::run(&hub, survey, progress))
     }
 

@@ -94,7 +94,8 @@ impl Settings {
         let stored = || files.iter().flatten().find_map(|path| stored_token(path));
         Settings {
             endpoint: text("HF_ENDPOINT").map(|e| e.trim().trim_end_matches('/').to_owned()),
-            token: implicit.then(|| text("HF_TOKEN").and_then(|t| Token::from_text(&t)).or_else(stored)).flatten(),
+            // A token that can't be sent is no reason to send another in its place.
+            token: implicit.then(|| text("HF_TOKEN").map_or_else(stored, |t| Token::from_text(&t))).flatten(),
             offline: truthy(text("HF_HUB_OFFLINE").as_deref()),
             cache: hub::cache_dir_from(&env),
             headers: hub::headers_dir_from(&env),
@@ -144,7 +145,8 @@ mod tests {
         assert_eq!(s.endpoint.as_deref(), Some("http://mirror"));
         assert!(s.offline && s.token.is_none());
         assert_eq!(s.cache, Some("/h/.cache/huggingface/hub".into()));
-        assert_eq!(s.headers, Some("/h/.cache/blockstream-tui/headers".into()));
+        // Another hub has a folder of its own.
+        assert_eq!(s.headers.unwrap().parent(), Some(Path::new("/h/.cache/blockstream-tui/headers")));
         let s = settings(&[("XDG_CACHE_HOME", "/x"), ("HF_HUB_OFFLINE", "0"), ("HOME", "/h")]);
         assert_eq!(s.headers, Some("/x/blockstream-tui/headers".into()));
         assert!(!s.offline && s.online("a/b").is_ok());
@@ -168,6 +170,7 @@ mod tests {
         let all = [("HF_TOKEN", "hf_env"), ("HF_HOME", home.as_str()), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")];
         assert_eq!(token(&all), None);
         assert_eq!(token(&[("HF_TOKEN", "two\nlines")]), None, "can't be sent");
+        assert_eq!(token(&[("HF_TOKEN", "two\nlines"), ("HF_HOME", &home)]), None, "nor is the stored one sent for it");
         assert_eq!(token(&[("HF_HOME", "/no/such")]), None);
     }
 

@@ -54,6 +54,7 @@ pub(super) async fn make(
 
 /// Sums the pieces up against the cache and its drive.
 fn plan(model: &ModelId, commit: &str, cache: &Path, pieces: Vec<Piece>) -> Result<Survey> {
+    told_apart(&pieces)?;
     let repo = model.folder(cache);
     let mut twice = std::collections::HashSet::new();
     // Two names for one content are one file in the cache.
@@ -72,6 +73,30 @@ fn plan(model: &ModelId, commit: &str, cache: &Path, pieces: Vec<Piece>) -> Resu
         cache: cache.to_path_buf(),
     };
     Ok(Survey { plan, id: model.clone(), pieces })
+}
+
+/// Refuses two files under one content name that need not be one content: the cache keeps one for both. A SHA-256 is
+/// checked when the file has come, and small files are git's; of weights nothing else proves it.
+///
+/// # Errors
+/// They differ in length, or are weights whose name is no SHA-256.
+pub(super) fn told_apart(pieces: &[Piece]) -> Result<()> {
+    let mut seen: std::collections::HashMap<&str, &Piece> = std::collections::HashMap::new();
+    for piece in pieces {
+        let Some(other) = seen.insert(&piece.etag, piece) else { continue };
+        let weights = piece.name.ends_with(".safetensors") || other.name.ends_with(".safetensors");
+        if other.size != piece.size || (weights && !is_sha256(&piece.etag)) {
+            let (a, b) = (clean(&other.name), clean(&piece.name));
+            let what = format!("the hub gives '{a}' and '{b}' one content name, so they can't be told apart");
+            return Err(Error::new(Kind::Io, what).next("try again later, or check HF_ENDPOINT"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a content name is a SHA-256, which can be checked.
+pub(super) fn is_sha256(etag: &str) -> bool {
+    etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Bytes of a piece that need not come again.

@@ -2,6 +2,7 @@
 
 mod downloads;
 mod heads;
+mod hostile;
 
 use super::*;
 use crate::support::fixture::Model;
@@ -24,7 +25,6 @@ impl User {
             let at = |name: &str| dir.path().join(name).into_os_string();
             match key {
                 "HF_ENDPOINT" => Some(hub.url.clone().into()),
-                // Always one: hf-hub would look for another by itself.
                 "HF_TOKEN" => Some(SECRET.into()),
                 "HF_HUB_CACHE" => Some(at("hub")),
                 "XDG_CACHE_HOME" => Some(at("cache")),
