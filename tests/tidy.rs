@@ -461,3 +461,14 @@ fn the_checks_can_fail() {
     assert_eq!(check_readme("nothing", &codes).len(), 1);
     assert_eq!(exit_codes("pub enum ExitCode {\n    /// Fine = 3.\n    Ok = 0,\n    Bad = 1,\n}").len(), 2);
 }
+
+#[test]
+fn case_fo_46_programs_without_libtorch_have_a_folder_of_their_own() {
+    let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
+    let makes_programs = |l: &&str| l.contains("$(NO_TORCH)") && (l.contains("$(TESTS)") || l.contains("cargo build"));
+    let lines: Vec<&str> = makefile.lines().filter(makes_programs).collect();
+    assert!(!lines.is_empty(), "nothing is tested without libtorch");
+    for line in lines {
+        assert!(line.contains("CARGO_TARGET_DIR=$(NO_TORCH_DIR)"), "would replace target/debug's program: {line}");
+    }
+}

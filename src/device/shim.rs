@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
@@ -235,10 +236,21 @@ pub fn empty_cache() {
     unsafe { bstui_empty_cache() };
 }
 
+/// What [`set_deterministic`] was told last.
+static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
+
 /// Deterministic kernels on or off, for the whole process.
 pub fn set_deterministic(on: bool) {
+    DETERMINISTIC.store(on, Ordering::SeqCst);
     // SAFETY: sets two flags of libtorch's global context.
     unsafe { bstui_deterministic(on) };
+}
+
+/// Whether every kernel has to give the same bits each time. libtorch asks this before its own choices; calls of a
+/// kernel by name go past it and have to ask by themselves.
+#[must_use]
+pub fn deterministic() -> bool {
+    DETERMINISTIC.load(Ordering::SeqCst)
 }
 
 /// Makes a stream of torch's pool current on this thread and returns its native handle.

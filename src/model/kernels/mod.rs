@@ -14,6 +14,7 @@ pub use torch::Torch;
 
 use super::dropout::MaskKey;
 use super::rope::RopeTable;
+use crate::device::shim;
 use crate::error::Result;
 use std::fmt::Debug;
 use std::sync::OnceLock;
@@ -206,11 +207,12 @@ const LENGTHS: usize = 64;
 
 impl Kernels {
     /// Whether cuDNN's attention is asked for rows of `length` with heads of width `head_dim` in `kind`: as libtorch does
-    /// it, on data-centre cards of Hopper and Blackwell only.
+    /// it, on data-centre cards of Hopper and Blackwell only; and never in deterministic mode, since its backward adds
+    /// up in another order each time (H200, 4 rows of 2048 tokens: dQ differed in 39 of 40 repeats).
     #[must_use]
     pub fn cudnn(&self, kind: Kind, head_dim: i64, length: i64) -> bool {
         let card = self.capability.is_some_and(|c| matches!(c.0, 9 | 10));
-        card && self.flash(kind, head_dim) && head_dim <= 128 && length >= LONG_ROW as i64
+        card && !shim::deterministic() && self.flash(kind, head_dim) && head_dim <= 128 && length >= LONG_ROW as i64
     }
 
     /// The length to which rows of `length` are padded, `most` at most.

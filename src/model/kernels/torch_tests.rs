@@ -39,8 +39,29 @@ fn the_cpu_says_that_it_computes_by_torch_operators() {
     assert!(!new.flash(Kind::Float, 64) && !new.flash(Kind::Half, 20) && !new.flash(Kind::Half, 264));
 }
 
+/// Deterministic mode is a property of the process.
+static MODE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[test]
+fn case_fo_01_deterministic_rows_never_go_to_cudnn() {
+    let _alone = MODE.lock().unwrap();
+    for capability in [(9, 0), (10, 0), (12, 0), (8, 0)] {
+        let card = Kernels::torch(Some(capability), "a test");
+        crate::device::shim::set_deterministic(true);
+        for length in [1024, 2048, 8192, 1 << 20] {
+            assert!(!card.cudnn(Kind::BFloat16, 128, length) && card.flash(Kind::BFloat16, 128));
+            assert_eq!(card.row_length(Kind::Half, 64, length as usize + 1, usize::MAX), length as usize + 1);
+        }
+        let name = crate::model::attention::kernel_name(&card, Kind::BFloat16, 128, true, false);
+        assert_eq!(name, "flash, causal");
+        crate::device::shim::set_deterministic(false);
+        assert_eq!(card.cudnn(Kind::BFloat16, 128, 2048), matches!(capability.0, 9 | 10));
+    }
+}
+
 #[test]
 fn long_rows_are_padded_where_cudnn_takes_them() {
+    let _alone = MODE.lock().unwrap();
     let hopper = Kernels::torch(Some((9, 0)), "a test");
     let at = |length, most| hopper.row_length(Kind::BFloat16, 128, length, most);
     assert_eq!((at(1000, 4096), at(1024, 4096), at(1025, 4096), at(2047, 2047)), (1000, 1024, 1088, 2047));
