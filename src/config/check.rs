@@ -94,7 +94,8 @@ fn lora(config: &mut RunConfig, notes: &mut Vec<String>) -> Result<()> {
     if l.r < 1 {
         return Err(bad("lora.r", l.r, "a rank of at least 1"));
     }
-    if !l.alpha.is_finite() || l.alpha < 0.0 {
+    // The factor is a 32-bit number on the device.
+    if !(0.0..=f64::from(f32::MAX)).contains(&l.alpha) {
         return Err(bad("lora.alpha", l.alpha, "a number ≥ 0; twice the rank is usual"));
     }
     if l.alpha == 0.0 {

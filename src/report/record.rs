@@ -2,7 +2,7 @@
 
 use super::replay::{EVENTS_FILE, read_events};
 use super::scrub::Scrubber;
-use super::write::write_report;
+use super::write::{REPORT_FILE, write_report};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::event::{Event, EventKind, StepRecord};
@@ -43,6 +43,16 @@ pub struct Recorder {
     trace: Option<Event>,
     next_trace_at: f64,
     drive: Option<DriveSource>,
+    /// What a resume will write once its run has started; until then nothing that stands in the folder changes.
+    pending: Option<Pending>,
+}
+
+/// The files of a session, and the events before its start.
+struct Pending {
+    config: String,
+    plan: Value,
+    env: Value,
+    events: Vec<Event>,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -54,6 +64,8 @@ impl std::fmt::Debug for Recorder {
 impl Recorder {
     /// Writes `config.toml`, `plan.json`, `env.json` and opens `metrics.jsonl`, `events.jsonl` (appends on resume).
     ///
+    /// In the folder of an earlier run this is done at `Started`: a resume that is refused before leaves no trace.
+    ///
     /// # Errors
     /// The disk refuses, or another process is recording into `dir`.
     pub fn create(dir: &Path, config: &RunConfig, plan: &PlanReport, env: &Value) -> Result<Recorder> {
@@ -64,10 +76,12 @@ impl Recorder {
         let scrub = Scrubber::new(dir);
         let text = toml::to_string_pretty(config).map_err(|e| Error::usage(format!("cannot write the config: {e}")))?;
         let plan = serde_json::to_value(plan).map_err(|e| Error::run(format!("cannot write the plan: {e}")))?;
-        replace_keeping(dir, CONFIG_FILE, text.as_bytes())?;
-        replace_keeping(dir, PLAN_FILE, format!("{:#}\n", scrub.json(plan)).as_bytes())?;
-        let env = with_earlier(&dir.join(ENV_FILE), scrub.json(env.clone()));
-        files::replace(&dir.join(ENV_FILE), format!("{env:#}\n").as_bytes())?;
+        let pending =
+            Pending { config: text, plan: scrub.json(plan), env: scrub.json(env.clone()), events: Vec::new() };
+        let resumed = dir.join(CONFIG_FILE).exists();
+        if !resumed {
+            pending.write(dir)?;
+        }
         let mut earlier = BTreeMap::new();
         let mut epoch = 0.0;
         for event in read_events(&events_path)?.events {
@@ -89,6 +103,7 @@ impl Recorder {
             trace: None,
             next_trace_at: 0.0,
             drive: None,
+            pending: resumed.then_some(pending),
         })
     }
 
@@ -104,6 +119,17 @@ impl Recorder {
     /// # Errors
     /// The disk refuses; the run must stop rather than lose its record.
     pub fn record(&mut self, event: &Event) -> Result<()> {
+        if let Some(mut pending) = self.pending.take() {
+            if !matches!(event.kind, EventKind::Started(_)) {
+                if matches!(event.kind, EventKind::Stage(_) | EventKind::Notice(_)) {
+                    pending.events.push(event.clone());
+                }
+                self.pending = Some(pending);
+                return Ok(());
+            }
+            pending.write(&self.dir)?;
+            pending.events.iter().try_for_each(|e| self.record(e))?;
+        }
         match &event.kind {
             EventKind::Progress(_) => return Ok(()),
             EventKind::Gauges(_) => {
@@ -130,6 +156,7 @@ impl Recorder {
                 let kept = self.earlier.range(..=s.steps_done);
                 self.num_tokens = kept.fold(0, |sum, (_, tokens)| sum.saturating_add(*tokens));
                 self.next_gauges_at = 0.0;
+                self.forget_metrics_after(s.steps_done)?;
             }
             _ => {}
         }
@@ -163,6 +190,9 @@ impl Recorder {
     /// # Errors
     /// The disk refuses.
     pub fn finish(mut self) -> Result<PathBuf> {
+        if self.pending.is_some() {
+            return Ok(self.dir.join(REPORT_FILE));
+        }
         if let Some(drive) = self.drive.take() {
             let path = self.dir.join(ENV_FILE);
             let env: Option<Value> = fs::read(&path).ok().and_then(|b| serde_json::from_slice(&b).ok());
@@ -177,6 +207,21 @@ impl Recorder {
         write_report(&self.dir)
     }
 
+    /// Takes lines of steps after `done` out of `metrics.jsonl`: those steps are run again.
+    fn forget_metrics_after(&mut self, done: u64) -> Result<()> {
+        let path = self.dir.join(METRICS_FILE);
+        let text = fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+        let step = |line: &str| serde_json::from_str::<Value>(line).ok().and_then(|v| v["step"].as_u64());
+        // A run that goes on from step 0 measures the held-out loss again.
+        let stays = |line: &&str| step(line).is_none_or(|s| s <= done && done > 0);
+        let kept: String = text.lines().filter(stays).flat_map(|l| [l, "\n"]).collect();
+        if kept != text {
+            files::replace(&path, kept.as_bytes())?;
+            self.metrics = open_lines(&path, false)?;
+        }
+        Ok(())
+    }
+
     fn event_line(&mut self, event: &Event) -> Result<()> {
         let stored = serde_json::to_value(self.scrub.event(event))
             .map_err(|e| Error::run(format!("cannot record an event: {e}")))?;
@@ -188,6 +233,16 @@ impl Recorder {
         file.write_all(format!("{line}\n").as_bytes()).map_err(|e| {
             Error::io("write", &self.dir.join(name), e).next("free some space; the last checkpoint stands")
         })
+    }
+}
+
+impl Pending {
+    fn write(&self, dir: &Path) -> Result<()> {
+        replace_keeping(dir, CONFIG_FILE, self.config.as_bytes())?;
+        replace_keeping(dir, PLAN_FILE, format!("{:#}\n", self.plan).as_bytes())?;
+        let env = with_earlier(&dir.join(ENV_FILE), self.env.clone());
+        files::replace(&dir.join(ENV_FILE), format!("{env:#}\n").as_bytes())?;
+        Ok(())
     }
 }
 

@@ -9,6 +9,7 @@ use super::walk::BlockWalk;
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
+use crate::config::LoraSection;
 use crate::data::{self, Dataset, Sampler};
 use crate::device::{nvml, shim};
 use crate::engine::{Control, EventSink, Job, Stop};
@@ -34,7 +35,8 @@ impl<'a> Run<'a> {
         let device = choose_device(&config.train.device, job.plan.machine.gpu.is_some())?;
         shim::set_deterministic(config.train.deterministic);
         let kind = compute_kind(&checkpoint, device);
-        let layout = AdapterLayout::new(&checkpoint, &config.lora)?;
+        let lora = scaled_as_trained(job, &sink)?;
+        let layout = AdapterLayout::new(&checkpoint, &lora)?;
 
         let to_stage = |s: Stage| sink.send(EventKind::Stage(s));
         let restored = job.resume.as_deref().map(|dir| save::load(dir, &layout)).transpose()?;
@@ -70,6 +72,7 @@ impl<'a> Run<'a> {
             state = TrainerState { max_steps: steps_total, ..old.clone() };
         }
 
+        let schedule = Schedule::new(&config.train, steps_total)?;
         let reader = Reader::open(&checkpoint, Duration::ZERO)?;
         let facts = RunFacts { job, checkpoint: &checkpoint, device, kind, layout: &layout, data: &data };
         sink.send(EventKind::Started(facts.started(plan, state.global_step, steps_total, reader.describe())));
@@ -103,7 +106,7 @@ impl<'a> Run<'a> {
             Some(gpu) => residents.with_gpu(gpu.clone()),
             None => residents,
         };
-        let adapter_config = adapter_config(job, &checkpoint);
+        let adapter_config = adapter_config(job, &lora, &checkpoint);
         let adapter = Adapter::new(layout, &params, kind, device);
         let mut adam = AdamW::new(&adapter.flat, config.train.weight_decay);
         if let Some((t, old)) = &restored {
@@ -126,6 +129,17 @@ impl<'a> Run<'a> {
         if device.is_cuda() && !walk.kernels.is_fused() {
             notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));
         }
+        // Nothing can refuse any more: the folder may change.
+        if restored.is_some()
+            && let Some(aside) = save::set_aside_later(&job.run_dir, state.global_step)?
+        {
+            let (step, aside) = (state.global_step, aside.display());
+            notice(
+                &sink,
+                Level::Warn,
+                format!("the run goes on from step {step}; its later checkpoints are now in '{aside}'"),
+            );
+        }
         Ok(Run {
             telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
             job,
@@ -134,7 +148,7 @@ impl<'a> Run<'a> {
             clock: Clock::real(),
             data,
             sampler,
-            schedule: Schedule::new(&config.train, steps_total)?,
+            schedule,
             walk,
             adam,
             adapter_config,
@@ -185,9 +199,23 @@ fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
         return Err(Error::checkpoint("the base checkpoint is not the one this run was started on")
             .next("restore its files, or start a new run with lora.init_from = the run's adapter"));
     }
-    if (old.seed, old.rows_per_step) != (new.seed, new.rows_per_step) {
-        return Err(Error::usage("seed or batch size differ from the run being resumed; its curve could not continue")
+    let rows = |s: &TrainerState| s.rows_per_step as u64;
+    for (what, was, is) in
+        [("train.seed", old.seed, new.seed), ("rows per step (batch size × accumulation)", rows(old), rows(new))]
+    {
+        if was != is {
+            return Err(Error::usage(format!(
+                "{what} was {was} in this run and is {is} now; its curve could not continue"
+            ))
             .next("use the run's own config"));
+        }
+    }
+    if new.max_steps < old.global_step {
+        return Err(Error::usage(format!(
+            "{} steps are asked for, but the run has done {} already",
+            new.max_steps, old.global_step
+        ))
+        .next("ask for more with --max-steps, or resume an earlier checkpoint"));
     }
     let mut lines = Vec::new();
     if old.data_sha256 != new.data_sha256 {
@@ -203,8 +231,45 @@ fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn adapter_config(job: &Job, checkpoint: &Checkpoint) -> AdapterConfig {
-    let (config, lora) = (&job.config, &job.config.lora);
+/// The `[lora]` section with the factor (alpha, rsLoRA) of the adapter that is trained further: its tensors mean
+/// something else under another factor.
+fn scaled_as_trained(job: &Job, sink: &Arc<dyn EventSink>) -> Result<LoraSection> {
+    let mut lora = job.config.lora.clone();
+    let Some(dir) = job.resume.as_ref().or(lora.init_from.as_ref()) else { return Ok(lora) };
+    let (old, _) = adapter::read(dir)?;
+    if !(0.0..=f64::from(f32::MAX)).contains(&old.lora_alpha) {
+        return Err(Error::checkpoint(format!(
+            "the adapter in '{}' has lora_alpha = {}",
+            dir.display(),
+            old.lora_alpha
+        ))
+        .next("correct its adapter_config.json; twice the rank is usual"));
+    }
+    let asked = (lora.alpha, lora.rslora);
+    (lora.alpha, lora.rslora) = (old.lora_alpha, old.use_rslora);
+    if asked == (lora.alpha, lora.rslora) {
+        return Ok(lora);
+    }
+    let (was, is) = (
+        format!("lora.alpha = {} and lora.rslora = {}", lora.alpha, lora.rslora),
+        format!("lora.alpha = {} and lora.rslora = {}", asked.0, asked.1),
+    );
+    // A run that began with an adapter has that adapter's factor, whatever its config says.
+    if lora.init_from.is_some() {
+        let dir = dir.display();
+        notice(
+            sink,
+            Level::Warn,
+            format!("the adapter in '{dir}' was trained with {was}; the config's {is} are not used"),
+        );
+        return Ok(lora);
+    }
+    Err(Error::usage(format!("this run was trained with {was}, and the config now says {is}"))
+        .next("set them back, or start a new run with lora.init_from = the run's adapter"))
+}
+
+fn adapter_config(job: &Job, lora: &LoraSection, checkpoint: &Checkpoint) -> AdapterConfig {
+    let config = &job.config;
     let n = checkpoint.blocks.len();
     let lowest = lowest_trainable(n, lora.top_fraction);
     let mut targets: Vec<String> = lora.targets.clone();

@@ -285,11 +285,32 @@ pub fn newest(run_dir: &Path) -> (Option<PathBuf>, Vec<String>) {
     (None, skipped)
 }
 
-/// Deletes the oldest checkpoints beyond `keep` (0 keeps all). Called only after a newer one is complete.
-pub fn prune(run_dir: &Path, keep: usize) {
-    let all = list(run_dir);
-    if keep > 0 && all.len() > keep {
-        for (_, path) in &all[..all.len() - keep] {
+/// Moves checkpoints later than `step` into a folder of their own under `run_dir`: the run goes on from `step` by
+/// another branch. Returns that folder, if there was anything to move.
+///
+/// # Errors
+/// The disk refuses.
+pub fn set_aside_later(run_dir: &Path, step: u64) -> Result<Option<PathBuf>> {
+    let later: Vec<_> = list(run_dir).into_iter().filter(|(s, _)| *s > step).collect();
+    if later.is_empty() {
+        return Ok(None);
+    }
+    let name = |n: u32| run_dir.join(format!("set-aside-{n}-after-step-{step}"));
+    let aside = (1..).map(name).find(|p| !p.exists()).unwrap_or_else(|| name(0));
+    std::fs::create_dir(&aside).map_err(|e| Error::io("create", &aside, e))?;
+    for (s, path) in later {
+        std::fs::rename(&path, aside.join(format!("checkpoint-{s}"))).map_err(|e| Error::io("move", &path, e))?;
+    }
+    files::sync_dir(run_dir)?;
+    Ok(Some(aside))
+}
+
+/// Deletes the oldest checkpoints beyond `keep` (0 keeps all), never `written`, the one just completed.
+pub fn prune(run_dir: &Path, keep: usize, written: &Path) {
+    let mut all = list(run_dir);
+    all.retain(|(_, path)| path != written);
+    if keep > 0 && all.len() >= keep {
+        for (_, path) in &all[..all.len() + 1 - keep] {
             // A checkpoint that can't be deleted costs space, not correctness.
             let _ = std::fs::remove_dir_all(path);
         }

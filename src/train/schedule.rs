@@ -22,7 +22,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of `train` over `total` steps. A `warmup_steps` below 1 is a share of all steps.
+    /// The schedule of `train` over `total` steps. A `warmup_steps` below 1 is a share of all steps. The last step is
+    /// never one of warming up: a run of one step would train at rate 0.
     ///
     /// # Errors
     /// An unknown `lr_scheduler_type`.
@@ -42,6 +43,7 @@ impl Schedule {
         } else {
             train.warmup_steps as u64
         };
+        let warmup = warmup.min(total.saturating_sub(1));
         Ok(Schedule { kind, peak: train.learning_rate, warmup, total })
     }
 
@@ -92,6 +94,18 @@ mod tests {
     #[test]
     fn a_warmup_below_one_is_a_share() {
         assert_eq!(schedule("linear", 0.1, 20).warmup, 2);
+    }
+
+    #[test]
+    fn case_fo_10_some_step_of_every_run_trains() {
+        assert_eq!(schedule("linear", 0.03, 1).rate(0), 1.0);
+        for kind in ["linear", "cosine", "constant", "constant_with_warmup"] {
+            for (warmup, total) in [0.0, 0.03, 0.999, 1.0, 7.0, 1e6].into_iter().flat_map(|w| [1, 2, 7].map(|t| (w, t)))
+            {
+                let s = schedule(kind, warmup, total);
+                assert!((0..total).any(|i| s.rate(i) > 0.0), "{kind}, warm-up {warmup} of {total} steps");
+            }
+        }
     }
 
     #[test]

@@ -337,7 +337,7 @@ impl Run<'_> {
             Tensors { params: self.walk.adapter.to_host()?, m: to_host(&self.adam.m)?, v: to_host(&self.adam.v)? };
         let layout = &self.walk.adapter.layout;
         let (path, bytes) = save::save(&self.job.run_dir, &self.adapter_config, layout, &tensors, &self.state)?;
-        save::prune(&self.job.run_dir, self.job.config.train.save_total_limit);
+        save::prune(&self.job.run_dir, self.job.config.train.save_total_limit, &path);
         (self.newest, self.saved_step) = (Some(path.clone()), Some(self.state.global_step));
         // The run's own files are no bytes of a step.
         self.written = io::written_by_workers(&io::RECORD_THREADS);

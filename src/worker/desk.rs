@@ -149,7 +149,7 @@ pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
 /// Refuses what can be seen to be wrong before a run folder is made.
 ///
 /// # Errors
-/// A mode this version can't train, no data file, or one that isn't there.
+/// A mode this version can't train, no data file or one that isn't there, or an `init_from` that is no adapter.
 fn refuse_unready(config: &RunConfig) -> Result<()> {
     if config.train.mode != "lora" {
         return Err(Error::usage(format!("train.mode '{}' cannot be trained by this version", config.train.mode))
@@ -159,9 +159,12 @@ fn refuse_unready(config: &RunConfig) -> Result<()> {
         return Err(Error::usage("no data file is named").next("name JSONL or JSON files in data.files"));
     }
     match config.data.files.iter().chain(&config.data.eval_files).find(|f| !f.is_file()) {
-        Some(f) => Err(Error::usage(format!("there is no data file '{}'", f.display())).next("correct data.files")),
-        None => Ok(()),
+        Some(f) => {
+            return Err(Error::usage(format!("there is no data file '{}'", f.display())).next("correct data.files"));
+        }
+        None => {}
     }
+    config.lora.init_from.as_deref().map_or(Ok(()), |dir| checkpoint::adapter::read(dir).map(drop))
 }
 
 impl Services for Desk {

@@ -95,3 +95,11 @@ fn every_shipped_profile_is_a_machine() {
     }
     assert_eq!(names, ["cpu-only", "h200", "rtx3050-laptop-4gb", "rtx4090-desktop", "rtx5050-laptop-8gb"]);
 }
+
+#[test]
+fn case_fo_89_an_alpha_past_32_bits_is_refused_by_name() {
+    for alpha in ["1e308", "3.5e38", "-1", "nan", "inf"] {
+        let error = load(None, &[], &[format!("lora.alpha={alpha}")]).unwrap_err().to_string();
+        assert!(error.contains("lora.alpha"), "{error}");
+    }
+}

@@ -189,6 +189,94 @@ fn a_resume_on_another_base_or_batch_is_refused() {
 }
 
 #[test]
+fn case_fo_04_init_from_takes_the_adapters_own_factor() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().std(0.08).write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    (c.train.max_steps, c.lora.alpha, c.lora.rslora) = (3, 8.0, true);
+    let trained = run_dir(&run(&c, &dir.path().join("results"), None, None).0).join("adapter");
+    c.lora.init_from = Some(trained.clone());
+    c.train.max_steps = 1;
+    let right = run(&c, &dir.path().join("right"), None, None).0;
+    (c.lora.alpha, c.lora.rslora) = (1.0, false);
+    let (events, _) = run(&c, &dir.path().join("other"), None, None);
+    assert_eq!(curve(&right), curve(&events));
+    let named = |e: &Event| matches!(&e.kind, EventKind::Notice(n) if n.text.contains("lora.alpha = 8") && n.text.contains("lora.alpha = 1 "));
+    assert!(events.iter().any(named), "{events:?}");
+    let written = adapter::read(&run_dir(&events).join("adapter")).unwrap().0;
+    assert_eq!((written.lora_alpha, written.use_rslora), (8.0, true));
+}
+
+#[test]
+fn case_fo_79_a_bad_init_from_is_refused_before_there_is_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.lora.init_from = Some(dir.path().join("absent"));
+    let mut desk = Desk::new(DeskOptions {
+        engine: Box::new(|| Box::new(Trainer)),
+        gauges: Box::new(|_| Box::new(host_gauges)),
+        env: Box::new(|_, _| Value::Null),
+        places: Vec::new(),
+        results: dir.path().join("results"),
+        signals: Signals::none(),
+        resume: None,
+    });
+    let refused = desk.start(&c).unwrap_err();
+    assert!(refused.to_string().contains("absent"), "{refused}");
+    assert!(!dir.path().join("results").exists());
+}
+
+#[test]
+fn case_fo_07_an_older_checkpoint_starts_a_branch_and_its_newest_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    (c.train.max_steps, c.train.save_steps) = (8, 2);
+    let old = run_dir(&run(&c, &dir.path().join("results"), None, None).0);
+    (c.train.max_steps, c.train.save_total_limit) = (4, 2);
+    let (events, finished) = run(&c, &dir.path().join("results"), Some(old.join("checkpoint-2")), None);
+    assert_eq!(finished.checkpoint.as_deref().and_then(Path::file_name), Some("checkpoint-4".as_ref()));
+    let (newest, _) = blockstream_tui::train::save::newest(&old);
+    assert_eq!(newest.unwrap(), old.join("checkpoint-4"));
+    let aside = old.join("set-aside-1-after-step-2");
+    assert!(["checkpoint-4", "checkpoint-6", "checkpoint-8"].iter().all(|n| aside.join(n).is_dir()));
+    let said = |e: &Event| matches!(&e.kind, EventKind::Notice(n) if n.text.contains("set-aside-1-after-step-2"));
+    assert!(events.iter().any(said), "{events:?}");
+    // FO-18: the metrics hold each step once.
+    let lines = String::from_utf8(file(&old, "metrics.jsonl")).unwrap();
+    let values = lines.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let steps: Vec<u64> = values.filter(|v| v["loss"].is_f64()).map(|v| v["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 2, 3, 4]);
+}
+
+#[test]
+fn case_fo_37_a_refused_resume_changes_nothing_in_the_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 4;
+    let old = run_dir(&run(&c, &dir.path().join("results"), None, None).0);
+    let names = ["config.toml", "plan.json", "env.json", "metrics.jsonl", "events.jsonl", "report.json"];
+    let before = names.map(|n| file(&old, n));
+    for (what, change) in [
+        ("rank", (|c| c.lora.r = 16) as fn(&mut RunConfig)),
+        ("lora.alpha", |c| c.lora.alpha = 1.0),
+        ("lora.rslora", |c| c.lora.rslora = true),
+        ("train.seed", |c| c.train.seed = 7),
+        ("4 already", |c| c.train.max_steps = 2),
+    ] {
+        let mut changed = c.clone();
+        change(&mut changed);
+        let (_, refused) = run(&changed, &dir.path().join("results"), Some(old.join("checkpoint-4")), None);
+        assert_eq!(refused.status, RunStatus::Failed, "{what}");
+        let reason = refused.reason.unwrap();
+        assert!(what == "rank" || reason.contains(what), "{reason}");
+        assert!(before == names.map(|n| file(&old, n)), "{what} changed the folder");
+    }
+}
+
+#[test]
 fn case_tr_07_a_damaged_checkpoint_is_passed_over_and_named() {
     use blockstream_tui::train::save;
     let dir = tempfile::tempdir().unwrap();
