@@ -58,8 +58,26 @@ pub struct ReadHeader {
     pub json: Vec<u8>,
     /// Length of the weights file in bytes.
     pub file_len: u64,
-    /// When the file was last changed, nanoseconds since 1970; 0 where the weights are not here.
-    pub mtime_ns: i128,
+    /// Samples of the tensors' bytes: [`SAMPLES`] parts of [`SAMPLE`] bytes, evenly spread, the first and the last bytes
+    /// among them; empty where the weights are not here.
+    pub samples: Vec<u8>,
+}
+
+/// Parts of a weights file's tensors that its fingerprint holds.
+const SAMPLES: u64 = 8;
+/// Bytes of each part.
+const SAMPLE: u64 = 4096;
+
+fn samples(file: &mut std::fs::File, begin: u64, end: u64) -> std::io::Result<Vec<u8>> {
+    let last = end.saturating_sub(SAMPLE).max(begin);
+    let mut bytes = Vec::new();
+    for i in 0..SAMPLES {
+        // u128: the length of a sparse file may be near 2^63.
+        let at = begin + (u128::from(last - begin) * u128::from(i) / u128::from(SAMPLES - 1)) as u64;
+        file.seek(SeekFrom::Start(at))?;
+        file.by_ref().take(SAMPLE).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// Reads the header of the safetensors file at `path`.
@@ -67,7 +85,6 @@ pub struct ReadHeader {
 /// # Errors
 /// Not a safetensors file (says what it is instead), truncated, or a header that doesn't hold together.
 pub fn read(path: &Path) -> Result<ReadHeader> {
-    use std::os::unix::fs::MetadataExt;
     let (mut file, meta) = open_regular(path)?;
     let len = meta.len();
     let mut head = Vec::new();
@@ -75,10 +92,10 @@ pub fn read(path: &Path) -> Result<ReadHeader> {
     let header_len = header_length(path, &head, len)?;
     file.seek(SeekFrom::Start(8)).map_err(|e| Error::io("read", path, e))?;
     let mut json = Vec::new();
-    file.take(header_len).read_to_end(&mut json).map_err(|e| Error::io("read", path, e))?;
+    file.by_ref().take(header_len).read_to_end(&mut json).map_err(|e| Error::io("read", path, e))?;
     let header = parse(path, &json, len)?;
-    let mtime_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-    Ok(ReadHeader { header, json, file_len: len, mtime_ns })
+    let samples = samples(&mut file, 8 + header_len, len).map_err(|e| Error::io("read", path, e))?;
+    Ok(ReadHeader { header, json, file_len: len, samples })
 }
 
 /// Parses the header's JSON for a file of `file_len` bytes.
@@ -116,7 +133,7 @@ pub fn read_header_only(path: &Path) -> Result<ReadHeader> {
         )));
     }
     let header = check(path, stored.header, stored.size, stored.size - data)?;
-    Ok(ReadHeader { header, json, file_len: stored.size, mtime_ns: 0 })
+    Ok(ReadHeader { header, json, file_len: stored.size, samples: Vec::new() })
 }
 
 fn malformed(path: &Path, e: &serde_json::Error) -> Error {

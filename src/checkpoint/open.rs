@@ -280,8 +280,9 @@ fn folder_name(dir: &Path) -> String {
     clean(&full.file_name().unwrap_or(full.as_os_str()).to_string_lossy())
 }
 
-/// SHA-256 over the config's bytes and each file's name, size, time of change and header bytes, each with its length
-/// before it.
+/// SHA-256 over the config's bytes and each file's name, size, header bytes and samples of its tensors, each with its
+/// length before it. Contents only: a copied or moved folder is the same base. `c1-` marks that; older fingerprints
+/// held times of change.
 fn fingerprint(config: &[u8], set: &WeightSet, headers: &[ReadHeader]) -> String {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
@@ -292,8 +293,9 @@ fn fingerprint(config: &[u8], set: &WeightSet, headers: &[ReadHeader]) -> String
     for (source, read) in set.files.iter().zip(headers) {
         part(source.name.as_bytes());
         part(&read.file_len.to_le_bytes());
-        part(&read.mtime_ns.to_le_bytes());
         part(&read.json);
+        part(&read.samples);
     }
-    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    let hex: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    format!("c1-{hex}")
 }

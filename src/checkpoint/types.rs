@@ -445,7 +445,7 @@ pub struct Checkpoint {
     pub not_here: bool,
     /// Why this version can plan it, not train it; `None` if it can train it.
     pub plan_only: Option<String>,
-    /// SHA-256 over config, headers, sizes and mtimes of the files: the base's fingerprint.
+    /// SHA-256 over config, headers, sizes and samples of the files' contents: the base's fingerprint.
     pub fingerprint: String,
 }
 

@@ -195,7 +195,8 @@ fn choose_device(wanted: &str, planned_gpu: bool) -> Result<Device> {
 
 /// What may not differ on resume is an error; what may is a line for the log.
 fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
-    if old.base_fingerprint != new.base_fingerprint {
+    let comparable = old.base_fingerprint.starts_with("c1-");
+    if comparable && old.base_fingerprint != new.base_fingerprint {
         return Err(Error::checkpoint("the base checkpoint is not the one this run was started on")
             .next("restore its files, or start a new run with lora.init_from = the run's adapter"));
     }
@@ -218,6 +219,10 @@ fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
         .next("ask for more with --max-steps, or resume an earlier checkpoint"));
     }
     let mut lines = Vec::new();
+    if !comparable {
+        lines
+            .push("this run was started by an older version: whether the base is still the same cannot be told".into());
+    }
     if old.data_sha256 != new.data_sha256 {
         lines
             .push("the data files have changed since this run was started: the curve will not continue exactly".into());

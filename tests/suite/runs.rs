@@ -228,6 +228,25 @@ fn case_fo_79_a_bad_init_from_is_refused_before_there_is_a_run() {
 }
 
 #[test]
+fn case_fo_06_a_base_is_known_by_its_contents() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::tiny().write(&dir.path().join("tiny"));
+    let print = |at: &Path| checkpoint::open(at).unwrap().fingerprint;
+    let (moved, before) = (dir.path().join("moved/tiny"), print(&model));
+    copy_folder(&model, &moved);
+    let weights = moved.join("model.safetensors");
+    let open = || std::fs::OpenOptions::new().write(true).open(&weights).unwrap();
+    let then = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    open().set_modified(then).unwrap();
+    assert_eq!(print(&moved), before, "times and place mean nothing");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    open().set_modified(then).unwrap();
+    assert_ne!(print(&moved), before, "same size and time, other contents");
+}
+
+#[test]
 fn case_fo_07_an_older_checkpoint_starts_a_branch_and_its_newest_stays() {
     let dir = tempfile::tempdir().unwrap();
     let model = Model::tiny().write(&dir.path().join("tiny"));
