@@ -248,26 +248,38 @@ impl StreamSetup {
         /// Requests in flight.
         const DEPTH: usize = 4;
         let mut done = 0;
-        let mut pending = VecDeque::new();
-        let mut wait = |(n, ticket): (u64, crate::store::ReadTicket)| {
-            ticket.wait()?;
-            done += n;
-            self.control.check(Stop::AfterStep)?;
-            progress(done);
-            Ok::<_, Error>(())
-        };
-        for (s, l) in layouts.iter().enumerate().filter(|(s, _)| tiers[*s] == TierName::Ram) {
-            for c in &l.chunks {
-                for at in (0..c.len).step_by(PIECE as usize) {
-                    let len = PIECE.min(c.len - at);
-                    let ticket = reader.read_at(c.file, c.offset + at, len, ram.at(ram_at[s] + c.host + at))?;
-                    pending.push_back((len, ticket));
-                    if pending.len() > DEPTH {
-                        wait(pending.pop_front().expect("more than none"))?;
+        let mut pending: VecDeque<(u64, crate::store::ReadTicket)> = VecDeque::new();
+        let mut load = || -> Result<()> {
+            let mut wait = |(n, ticket): (u64, crate::store::ReadTicket)| {
+                ticket.wait()?;
+                done += n;
+                self.control.check(Stop::AfterStep)?;
+                progress(done);
+                Ok::<_, Error>(())
+            };
+            for (s, l) in layouts.iter().enumerate().filter(|(s, _)| tiers[*s] == TierName::Ram) {
+                for c in &l.chunks {
+                    for at in (0..c.len).step_by(PIECE as usize) {
+                        let len = PIECE.min(c.len - at);
+                        let ticket = reader.read_at(c.file, c.offset + at, len, ram.at(ram_at[s] + c.host + at))?;
+                        pending.push_back((len, ticket));
+                        if pending.len() > DEPTH {
+                            wait(pending.pop_front().expect("more than none"))?;
+                        }
                     }
                 }
             }
+            // Not `drain`: what it has not given when a wait fails, it drops.
+            while let Some(one) = pending.pop_front() {
+                wait(one)?;
+            }
+            Ok(())
+        };
+        let loaded = load();
+        // After a stop or an error too: nothing may still be read into memory that is about to be given back.
+        for (_, ticket) in pending {
+            let _ = ticket.wait();
         }
-        pending.into_iter().try_for_each(wait)
+        loaded
     }
 }

@@ -339,3 +339,21 @@ pub fn save_adapter(
     }
     written.map(|bytes| (path, bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_fo_18b_a_folder_that_exists_is_exchanged_and_no_leftover_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tmp, path) = (dir.path().join("checkpoint-2.tmp"), dir.path().join("checkpoint-2"));
+        for (folder, text) in [(&tmp, "new"), (&path, "old")] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("file"), text).unwrap();
+        }
+        put(&tmp, &path, dir.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
