@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(feature = "tui")]
 
+#[path = "screens/faults.rs"]
+mod faults;
 #[path = "screens/hub.rs"]
 mod hub;
 #[path = "screens/keys.rs"]

@@ -153,7 +153,7 @@ fn case_tr_09_save_and_stop_from_the_keyboard_exits_four() {
     t.keys("\r\r");
     t.until_shown("training");
     t.keys("\u{3}");
-    t.until_shown("k drop this step");
+    t.until_shown("d discard");
     t.keys("s");
     assert_eq!(t.code(), 4);
     assert!(t.cooked());

@@ -171,7 +171,7 @@ impl App {
     }
 
     fn pause_or_resume(&mut self) -> Vec<Effect> {
-        let pausing = self.run.paused || self.run.asked == Some(Command::Pause);
+        let pausing = self.run.paused || self.run.asked.has(Command::Pause);
         self.running_command(if pausing { Command::Resume } else { Command::Pause })
     }
 

@@ -5,7 +5,7 @@
 use super::fetch::FetchView;
 use super::keys::{Action, lookup, notation};
 use super::overlay::{Overlay, QuitChoice, QuitDialog};
-use super::run::{Drive, RunView, Source, Spill};
+use super::run::{Basis, Drive, RunView, Source, Spill};
 use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
 use super::theme::Theme;
 use crate::config::RunConfig;
@@ -228,6 +228,11 @@ impl App {
         self.handed_over || self.run.running()
     }
 
+    /// What a run that starts now is started with.
+    fn basis(&self) -> Option<Box<Basis>> {
+        self.plan.report().map(|plan| Box::new(Basis { config: self.config.clone(), plan: plan.clone() }))
+    }
+
     /// Seconds of the run, moved on with the clock since its newest event.
     #[must_use]
     pub fn run_now(&self) -> f64 {
@@ -256,7 +261,7 @@ impl App {
             Msg::Planned(Ok(plan)) => self.plan.set(Ok(*plan)),
             Msg::Planned(Err(e)) => self.plan.set(Err(e)),
             Msg::StartAccepted => {
-                self.run = RunView::starting(std::mem::take(&mut self.run.log));
+                self.run = RunView::starting(std::mem::take(&mut self.run.log), self.basis());
                 self.event_seen_at = self.now;
                 self.panes.frozen = None;
                 self.handed_over = true;
@@ -337,11 +342,14 @@ impl App {
         let mut effects = Vec::new();
         for event in events {
             if matches!(event.kind, EventKind::Started(_)) {
-                let card = self.plan.report().and_then(|p| p.machine.gpu.as_ref()).filter(|g| !g.integrated);
+                self.run.basis = self.run.basis.take().or_else(|| self.basis());
+                let machine = self.run.basis.as_ref().map(|b| &b.plan.machine);
+                let card = machine.and_then(|m| m.gpu.as_ref()).filter(|g| !g.integrated);
                 self.run.spill = card.map(|g| Spill::of(g.vram_total, g.spills)).unwrap_or_default();
-                self.run.drive = self.plan.report().map(|p| Drive::planned(p.machine.disk.read)).unwrap_or_default();
+                self.run.drive = machine.map(|m| Drive::planned(m.disk.read)).unwrap_or_default();
             }
-            self.run.apply(event, self.config.train.eval_steps);
+            let eval_steps = self.run.basis.as_ref().map_or(0, |b| b.config.train.eval_steps);
+            self.run.apply(event, eval_steps);
             self.event_seen_at = self.now;
             match &event.kind {
                 EventKind::Started(_) => self.handed_over = false,
@@ -411,10 +419,10 @@ impl App {
 
     /// The stop that one more request means.
     fn stronger(&self) -> Command {
-        match self.run.asked {
+        match self.run.asked.stop() {
+            None => Command::StopAndSave,
             Some(Command::StopAndSave) => Command::DropStep,
-            Some(Command::DropStep | Command::Discard) => Command::Discard,
-            _ => Command::StopAndSave,
+            Some(_) => Command::Discard,
         }
     }
 
@@ -430,7 +438,7 @@ impl App {
         let command = match choice {
             QuitChoice::Cancel => return Vec::new(),
             QuitChoice::SaveAndStop => Command::StopAndSave,
-            QuitChoice::StopNow => Command::DropStep,
+            QuitChoice::Discard => Command::Discard,
         };
         if !self.busy() {
             return vec![Effect::Quit(self.code_of_last_run())];
@@ -448,11 +456,7 @@ impl App {
 
     /// Passes a command on and shows at once that it was heard.
     pub(super) fn ask(&mut self, command: Command) -> Vec<Effect> {
-        let stronger = |old: Command| matches!(old, Command::Discard | Command::DropStep | Command::StopAndSave);
-        match self.run.asked {
-            Some(old) if stronger(old) => self.run.asked = Some(old.max(command)),
-            _ => self.run.asked = Some(command),
-        }
+        self.run.asked.add(command, self.run.paused);
         vec![Effect::Command(command)]
     }
 

@@ -2,7 +2,7 @@
 
 use super::app::{App, Screen};
 use super::keys::{Action, Binding, on};
-use super::overlay::{Overlay, QuitChoice, help_lines};
+use super::overlay::{Overlay, QuitDialog, help_lines};
 use super::run::about;
 use super::screens;
 use super::text::cut;
@@ -64,7 +64,8 @@ pub fn draw(app: &App, frame: &mut Frame) {
 fn too_small(app: &App, frame: &mut Frame, area: Rect) {
     let need = format!("terminal too small: need {}x{}, have {}x{}", SMALLEST.0, SMALLEST.1, area.width, area.height);
     let keys = match (&app.overlay, app.busy()) {
-        (Some(Overlay::Quit(_)), _) => "s save and stop  k stop now  c cancel",
+        (Some(Overlay::Quit(d)), _) if d.sure => "y discard  s save and stop  c keep training",
+        (Some(Overlay::Quit(_)), _) => "s save and stop  d discard  c keep training",
         (_, true) => "q quit  (training goes on)",
         (_, false) => "q quit",
     };
@@ -93,7 +94,10 @@ fn header(app: &App, frame: &mut Frame, area: Rect) {
     let line = Line::from(spans);
     let used = line.width();
     put(frame, area, line);
-    let name = app.plan.report().map_or(app.config.model.path.as_str(), |r| r.model.as_str());
+    let next = app.plan.report().map_or(app.config.model.path.as_str(), |r| r.model.as_str());
+    // What is looked at: the run's own model there, elsewhere the one that the next run would take.
+    let own = app.run.started.as_ref().filter(|_| app.screen == Screen::Run).map(|s| s.model.as_str());
+    let name = own.unwrap_or(next);
     let room = (area.width as usize).saturating_sub(used + 2);
     if room >= 8 && !name.is_empty() {
         let name = cut(name, room);
@@ -230,25 +234,40 @@ pub(super) fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), 
     pane(frame, at, Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()), true, false, app.theme)
 }
 
+/// What leaving costs, before it is chosen.
+fn draw_quit(app: &App, frame: &mut Frame, dialog: QuitDialog, area: Rect) {
+    let theme = app.theme;
+    let (steps, kept) = app.run.unsaved();
+    let some = if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") };
+    let lost = match (steps, kept) {
+        (0, _) => "The step in progress would be lost, no complete one.".to_owned(),
+        (_, Some(step)) => format!("{some} since the last save (step {step}) would be lost."),
+        (_, None) => format!("{some} would be lost: nothing is saved yet."),
+    };
+    let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(", {}", about(s)));
+    let (title, text) = match dialog.sure {
+        true => ("discard for good?", lost),
+        false => ("training is in progress", format!("Saving first finishes this step{left}. Discarding: {lost}")),
+    };
+    let inner = popup(app, frame, area, (60, 7), title);
+    let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
+    body.push(Line::default());
+    let mut choices = Vec::new();
+    for (i, (_, key, word)) in dialog.choices().iter().enumerate() {
+        let style = if i == dialog.selected { theme.selected() } else { Style::default() };
+        choices.push(Span::styled(format!(" {key} {word} "), style));
+        choices.push(Span::raw(" "));
+    }
+    body.push(Line::from(choices));
+    body.push(Line::styled("Ctrl-C again drops this step and saves the ones before", theme.dim()));
+    lines(frame, inner, body, 0);
+}
+
 fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
     let theme = app.theme;
     match overlay {
         Overlay::Quit(dialog) => {
-            let inner = popup(app, frame, area, (56, 7), "a run is in progress");
-            let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(" ({})", about(s)));
-            let text =
-                format!("Finish this step{left} and save, or drop this step and save the one before? Cancel goes on.");
-            let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
-            body.push(Line::default());
-            let mut choices = Vec::new();
-            for (i, (_, key, word)) in QuitChoice::ALL.iter().enumerate() {
-                let style = if i == dialog.selected { theme.selected() } else { Style::default() };
-                choices.push(Span::styled(format!(" {key} {word} "), style));
-                choices.push(Span::raw(" "));
-            }
-            body.push(Line::from(choices));
-            body.push(Line::styled("Ctrl-C again drops this step and saves", theme.dim()));
-            lines(frame, inner, body, 0);
+            draw_quit(app, frame, *dialog, area);
         }
         Overlay::Help { screen, filter, scroll } => {
             let height = (area.height - 2).min(34);

@@ -73,26 +73,67 @@ pub enum QuitChoice {
     /// Finish this step, save, stop, leave.
     #[default]
     SaveAndStop,
-    /// Drop the step in progress, save the last whole one, leave.
-    StopNow,
-    /// Go on.
+    /// Leave at once; what came after the last checkpoint is lost.
+    Discard,
+    /// Keep training.
     Cancel,
 }
 
 impl QuitChoice {
-    /// In the order shown, with their keys.
+    /// In the order shown, with their keys. No key that moves anything stands here: who reads on with `j` and `k` must
+    /// not lose a run.
     pub const ALL: [(QuitChoice, &'static str, &'static str); 3] = [
         (QuitChoice::SaveAndStop, "s", "save and stop"),
-        (QuitChoice::StopNow, "k", "drop this step"),
-        (QuitChoice::Cancel, "c", "cancel"),
+        (QuitChoice::Discard, "d", "discard"),
+        (QuitChoice::Cancel, "c", "keep training"),
+    ];
+    /// The same once discarding was chosen: it needs a key of its own, so that one held or hit twice discards nothing.
+    pub const SURE: [(QuitChoice, &'static str, &'static str); 3] = [
+        (QuitChoice::SaveAndStop, "s", "save and stop"),
+        (QuitChoice::Discard, "y", "yes, discard"),
+        (QuitChoice::Cancel, "c", "keep training"),
     ];
 }
 
 /// The quit dialog.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuitDialog {
-    /// Index into [`QuitChoice::ALL`].
+    /// Index into [`QuitDialog::choices`].
     pub selected: usize,
+    /// Discarding was chosen, and asks once more.
+    pub sure: bool,
+}
+
+impl QuitDialog {
+    /// What can be answered now, with keys and words.
+    #[must_use]
+    pub fn choices(&self) -> &'static [(QuitChoice, &'static str, &'static str)] {
+        if self.sure { &QuitChoice::SURE } else { &QuitChoice::ALL }
+    }
+
+    fn key(&mut self, name: &str, pressed: bool) -> Option<Answer> {
+        let choices = self.choices();
+        let choice = match name {
+            "<left>" | "<up>" | "h" | "k" | "<s-tab>" => {
+                self.selected = self.selected.saturating_sub(1);
+                return None;
+            }
+            "<right>" | "<down>" | "j" | "l" | "<tab>" => {
+                self.selected = (self.selected + 1).min(choices.len() - 1);
+                return None;
+            }
+            "q" if pressed => return Some(Answer::Close),
+            "<ret>" if pressed => choices.get(self.selected)?.0,
+            other if pressed => choices.iter().find(|(_, k, _)| *k == other)?.0,
+            _ => return None,
+        };
+        if choice == QuitChoice::Discard && !self.sure {
+            // Enter alone must not be enough: what keeps the run is selected.
+            *self = QuitDialog { sure: true, selected: choices.len() - 1 };
+            return None;
+        }
+        Some(Answer::Quit(choice))
+    }
 }
 
 /// The command palette.
@@ -170,20 +211,11 @@ impl Overlay {
         // Held keys move; only a fresh press answers.
         let pressed = key.kind == KeyEventKind::Press;
         match &mut self {
-            Overlay::Quit(dialog) => match name.as_str() {
-                "<left>" | "<up>" | "h" | "<s-tab>" => dialog.selected = dialog.selected.saturating_sub(1),
-                "<right>" | "<down>" | "j" | "l" | "<tab>" => {
-                    dialog.selected = (dialog.selected + 1).min(QuitChoice::ALL.len() - 1);
+            Overlay::Quit(dialog) => {
+                if let Some(answer) = dialog.key(&name, pressed) {
+                    return answer;
                 }
-                "<ret>" if pressed => return Answer::Quit(QuitChoice::ALL[dialog.selected].0),
-                "q" if pressed => return Answer::Close,
-                other if pressed => {
-                    if let Some((choice, ..)) = QuitChoice::ALL.iter().find(|(_, k, _)| *k == other) {
-                        return Answer::Quit(*choice);
-                    }
-                }
-                _ => {}
-            },
+            }
             Overlay::Help { filter, scroll, .. } => match name.as_str() {
                 "<down>" => *scroll = scroll.saturating_add(1),
                 "<up>" => *scroll = scroll.saturating_sub(1),

@@ -1,30 +1,47 @@
 //! What the screen knows of a run: a fold over its events. Nothing here draws.
 
+mod asked;
 mod history;
 mod log;
 mod pace;
 mod rates;
 mod spill;
 
+pub use asked::Asked;
 pub use history::{Bucket, History, columns, smooth};
 pub use log::{Log, LogLine, Source};
 pub use pace::{Bound, Drive, bound, of};
 pub use rates::Rate;
 pub use spill::Spill;
 
+use crate::config::RunConfig;
 use crate::event::{
     Command, Event, EventKind, Gauges, Level, Phase, Progress, RunFinished, RunStarted, RunStatus, Saved, Stage,
     StepRecord, StepTrace,
 };
+use crate::plan::PlanReport;
 use crate::units::{Bytes, secs};
 use std::collections::VecDeque;
 
 /// Steps that the windowed step time looks back on.
 pub const WINDOW: usize = 20;
+/// Evaluations kept for the chart; past that every second one goes, the first and the newest stay.
+const EVALS: usize = 1_000;
+
+/// What a run was started with. It stays what it was while the next run is being set up.
+#[derive(Clone, Debug)]
+pub struct Basis {
+    /// Its settings.
+    pub config: RunConfig,
+    /// Its plan.
+    pub plan: PlanReport,
+}
 
 /// A run as seen from its events.
 #[derive(Clone, Debug, Default)]
 pub struct RunView {
+    /// What it was started with.
+    pub basis: Option<Box<Basis>>,
     /// What it is; `None` before the first run.
     pub started: Option<RunStarted>,
     /// Preparation step in progress.
@@ -33,8 +50,8 @@ pub struct RunView {
     pub loss: History,
     /// Held-out loss by step.
     pub evals: Vec<(u64, f64)>,
-    /// Steps whose loss was not finite.
-    pub not_finite: Vec<u64>,
+    /// Newest step whose loss was not finite.
+    pub not_finite: Option<u64>,
     /// Newest step.
     pub last: Option<StepRecord>,
     /// Newest progress.
@@ -57,14 +74,14 @@ pub struct RunView {
     pub trace: Option<StepTrace>,
     /// Log lines.
     pub log: Log,
-    /// What is safely on disk, newest last.
+    /// The newest of each kind that is safely on disk.
     pub saved: Vec<Saved>,
     /// How it ended.
     pub finished: Option<RunFinished>,
     /// Waiting for `Resume`.
     pub paused: bool,
-    /// A request that the trainer has not answered yet.
-    pub asked: Option<Command>,
+    /// Requests that the trainer has not answered yet.
+    pub asked: Asked,
     /// Run seconds of the newest event.
     pub at: f64,
     step_began: f64,
@@ -88,8 +105,18 @@ pub struct Eta {
 impl RunView {
     /// A view of a run that is about to start, with what is known beforehand.
     #[must_use]
-    pub fn starting(log: Log) -> RunView {
-        RunView { log, ..RunView::default() }
+    pub fn starting(log: Log, basis: Option<Box<Basis>>) -> RunView {
+        RunView { log, basis, ..RunView::default() }
+    }
+
+    /// Steps that a run which ends now without a save would lose, and the step of its newest checkpoint.
+    #[must_use]
+    pub fn unsaved(&self) -> (u64, Option<u64>) {
+        let resumed = self.started.as_ref().map_or(0, |s| s.steps_done);
+        let done = self.last.as_ref().map_or(resumed, |s| s.step);
+        let kept = self.saved.iter().filter(|s| s.what == "checkpoint").map(|s| s.step).max();
+        let kept = kept.or((resumed > 0).then_some(resumed));
+        (done.saturating_sub(kept.unwrap_or(0)), kept)
     }
 
     /// A run is going on.
@@ -106,7 +133,7 @@ impl RunView {
                 *self = RunView {
                     drive: std::mem::take(&mut self.drive),
                     spill: std::mem::take(&mut self.spill),
-                    ..RunView::starting(std::mem::take(&mut self.log))
+                    ..RunView::starting(std::mem::take(&mut self.log), self.basis.take())
                 };
                 self.at = event.at;
                 self.step_began = event.at;
@@ -117,27 +144,28 @@ impl RunView {
             EventKind::Stage(s) => self.stage = (s.total == 0 || s.done < s.total).then(|| s.clone()),
             EventKind::Step(s) => self.step(s, eval_steps),
             EventKind::Eval(e) => {
-                self.evals.push((e.step, e.loss));
+                self.evaluated(e.step, e.loss);
                 self.eval_s = Some(e.seconds);
                 self.step_began = event.at;
-                self.note(Level::Info, format!("held-out loss {:.4} after step {}", e.loss, e.step));
+                self.note(Level::Info, format!("eval loss {:.4} after step {}", e.loss, e.step));
             }
             EventKind::Saved(s) => {
-                if self.asked == Some(Command::SaveNow) {
-                    self.asked = None;
-                }
+                self.asked.answered(Command::SaveNow);
                 self.step_began = event.at;
                 self.note(Level::Info, format!("saved {} of step {}, {}", s.what, s.step, s.bytes));
+                self.saved.retain(|old| old.what != s.what);
                 self.saved.push(s.clone());
             }
             EventKind::Paused { step } => {
-                (self.paused, self.asked) = (true, None);
+                self.paused = true;
+                self.asked.answered(Command::Pause);
                 self.note(Level::Info, format!("paused after step {step}"));
             }
             EventKind::Resumed { step } => {
-                (self.paused, self.asked) = (false, None);
+                self.paused = false;
+                self.asked.answered(Command::Resume);
                 self.step_began = event.at;
-                self.note(Level::Info, format!("going on after step {step}"));
+                self.note(Level::Info, format!("resumed after step {step}"));
             }
             EventKind::Notice(n) => self.note(n.level, n.text.clone()),
             EventKind::Finished(f) => self.finish(f),
@@ -162,10 +190,21 @@ impl RunView {
         }
     }
 
+    fn evaluated(&mut self, step: u64, loss: f64) {
+        if self.evals.len() >= EVALS {
+            let mut n = 0;
+            self.evals.retain(|_| {
+                n += 1;
+                n % 2 == 1
+            });
+        }
+        self.evals.push((step, loss));
+    }
+
     fn step(&mut self, s: &StepRecord, eval_steps: u64) {
         self.loss.push(s.step as f64, s.loss);
         if !s.loss.is_finite() {
-            self.not_finite.push(s.step);
+            self.not_finite = Some(s.step);
         }
         if s.seconds.is_finite() && s.seconds > 0.0 {
             self.steps_seen += 1;
@@ -236,7 +275,7 @@ impl RunView {
         let reason = f.reason.as_deref().map(|r| format!(": {r}")).unwrap_or_default();
         self.note(level, format!("{} after step {}{reason}", status_word(f.status), f.step));
         self.residency_peak = self.residency_peak.max(f.residency_peak);
-        (self.paused, self.asked, self.stage) = (false, None, None);
+        (self.paused, self.asked, self.stage) = (false, Asked::default(), None);
         self.finished = Some(f.clone());
     }
 
@@ -313,18 +352,14 @@ impl RunView {
             return "no run".into();
         }
         let left = || self.step_left(at).map(|s| format!(", {}", about(s))).unwrap_or_default();
-        match self.asked {
-            Some(Command::StopAndSave) => format!("stopping after this step{}", left()),
-            Some(Command::DropStep) => "dropping this step, saving the one before".into(),
-            Some(Command::Discard) => "stopping without saving".into(),
-            Some(Command::Pause) => format!("pausing after this step{}", left()),
-            Some(Command::Resume) => "going on".into(),
-            Some(Command::SaveNow) => format!("saving after this step{}", left()),
+        match self.asked.words() {
+            Some((words, true)) => format!("{words} after this step{}", left()),
+            Some((words, false)) => words,
             None if self.paused => "paused".into(),
             None => match (&self.stage, &self.progress) {
                 (Some(stage), _) => stage.name.clone(),
                 (None, None) if self.last.is_none() => "preparing".into(),
-                (None, Some(p)) if p.phase == Phase::Eval => "measuring held-out loss".into(),
+                (None, Some(p)) if p.phase == Phase::Eval => "evaluating".into(),
                 _ => "training".into(),
             },
         }

@@ -37,9 +37,9 @@ fn progress(step: u64, visit: usize) -> EventKind {
 fn case_tr_15_a_stop_in_a_long_step_is_acknowledged_with_the_time_it_takes() {
     // A 60 s step: 4 forward visits of 5 s, 4 backward of 10 s; stop is asked for at 5 s.
     let mut view = fold(vec![(0.0, started(10, 0)), (0.0, progress(1, 0)), (5.0, progress(1, 1))], 0);
-    view.asked = Some(Command::StopAndSave);
+    view.asked.add(Command::StopAndSave, false);
     assert_eq!(view.state(5.0), "stopping after this step, ~55 s");
-    view.asked = Some(Command::DropStep);
+    view.asked.add(Command::DropStep, false);
     assert_eq!(view.state(5.0), "dropping this step, saving the one before");
 }
 
@@ -82,7 +82,7 @@ fn case_tr_15_after_a_resume_the_eta_counts_the_steps_that_are_left() {
 fn requests_are_shown_until_they_are_answered() {
     let mut view = fold(vec![(0.0, started(10, 0)), (1.0, step(1, 1.0))], 0);
     assert_eq!(view.state(1.0), "training");
-    view.asked = Some(Command::Pause);
+    view.asked.add(Command::Pause, false);
     assert!(view.state(1.5).starts_with("pausing after this step"));
     view.apply(&Event { seq: 9, at: 2.0, kind: EventKind::Paused { step: 2 } }, 0);
     assert_eq!(view.state(2.0), "paused");

@@ -210,7 +210,7 @@ fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
     if let Some(last) = &view.last {
         t.push(Span::raw(format!(" {:.3}", last.loss)));
     }
-    if let Some(step) = view.not_finite.last() {
+    if let Some(step) = view.not_finite {
         t.push(Span::styled(format!(" ✗ not finite at step {step}"), theme.tone(Tone::Bad)));
     }
     if let Some(min) = view.loss.min() {

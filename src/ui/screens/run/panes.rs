@@ -108,7 +108,7 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
     let theme = app.theme;
     let g = &view.gauges;
     let none = VramPlan::default();
-    let plan = app.plan.report().map_or(&none, |r| &chosen(&app.config, r).vram);
+    let plan = view.basis.as_ref().map_or(&none, |b| &chosen(&b.config, &b.plan).vram);
     let mut out = Vec::new();
     // The peak while it runs; the allocator's own figure once it has ended.
     let live = view.finished.as_ref().map(|f| f.vram.live).filter(|b| b.0 > 0).or(view.vram_peak);
