@@ -5,15 +5,9 @@ use super::{dir, noted, open, refused};
 use crate::support::fixture::Raw;
 use crate::support::fixture::{Model, Tensor, put, safetensors};
 use blockstream_tui::checkpoint::{Dtype, adapter};
-use blockstream_tui::config::LoraSection;
-use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::{device, plan};
 use serde_json::json;
 use std::os::unix::fs::symlink;
-
-fn lora() -> LoraSection {
-    LoraSection { r: 2, targets: vec!["q_proj".into()], ..LoraSection::default() }
-}
 
 /// An adapter for the base fixture, as PEFT would name it below `base_model.model.`.
 fn named(prefix: &str) -> Vec<adapter::AdapterTensor> {
@@ -25,8 +19,13 @@ fn named(prefix: &str) -> Vec<adapter::AdapterTensor> {
     (0..4).flat_map(|n| [one(n, "A", [2, 64]), one(n, "B", [64, 2])]).collect()
 }
 
+#[cfg(feature = "torch")]
 #[test]
 fn case_fo_70_adapter_keys_follow_the_class_not_the_files_prefix() {
+    use blockstream_tui::config::LoraSection;
+    use blockstream_tui::model::AdapterLayout;
+
+    let lora = LoraSection { r: 2, targets: vec!["q_proj".into()], ..LoraSection::default() };
     let nested = json!({ "model_type": "x", "vision_config": {} });
     for (prefix, outer, class) in [
         ("", None, "model."),
@@ -38,7 +37,7 @@ fn case_fo_70_adapter_keys_follow_the_class_not_the_files_prefix() {
         let model = Model::tiny().prefix(prefix);
         let model = outer.map_or(model.clone(), |o| model.nested(o.clone()));
         let c = open(&model.write(d.path()));
-        let layout = AdapterLayout::new(&c, &lora()).unwrap();
+        let layout = AdapterLayout::new(&c, &lora).unwrap();
         let flat = layout.init(1);
         let made: Vec<String> = layout.to_peft(&flat).into_iter().map(|t| t.key).collect();
         let want: Vec<String> = named(class).into_iter().map(|t| t.key).collect();
