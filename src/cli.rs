@@ -167,9 +167,10 @@ fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<Ex
     // Headers that are nowhere yet are fetched.
     download::folder(&config.model.path)?;
     let opened = checkpoint::open_model(&config.model.path, config.model.rebuild_index)?;
-    let machine = device::machine(config, Some(&opened.dir))?;
-    let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;
     let results = config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
+    let mut machine = device::machine(config, Some(&opened.dir))?;
+    machine.results_free = device::results_free(config, &opened.dir, &results);
+    let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;
     report::with_ledger(&mut report, config, &report::list(&results));
     loaded.notes.iter().for_each(|n| print::progress(n));
     if json {

@@ -17,6 +17,8 @@ pub(super) enum Kind {
     Size,
     /// A [`super::Resident`].
     Resident,
+    /// TB as a number or as `"600 TB"`: see [`super::terabytes`].
+    Terabytes,
 }
 
 /// One key: its section (`""` for the top level), name and kind.
@@ -93,7 +95,7 @@ pub(super) const KEYS: [Key; 56] = [
     key("stream", "allow_pageable", Kind::Flag),
     key("stream", "allow_hdd", Kind::Flag),
     key("wear", "min_steps", Kind::Whole),
-    key("wear", "tbw", Kind::Number),
+    key("wear", "tbw", Kind::Terabytes),
     key("wear", "monthly_budget", Kind::Size),
     key("wear", "override", Kind::Flag),
 ];

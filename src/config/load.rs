@@ -6,7 +6,7 @@
 
 use super::check::{check, clean};
 use super::keys::{self, Found, Key, Kind, SECTIONS};
-use super::size::{BYTES_EXPECTED, RESIDENT_EXPECTED};
+use super::size::{BYTES_EXPECTED, RESIDENT_EXPECTED, TERABYTES_EXPECTED, terabytes};
 use super::{ByteSize, Resident, RunConfig};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
@@ -244,6 +244,7 @@ fn expected(kind: Kind) -> &'static str {
         Kind::Flag => "true or false",
         Kind::Size => BYTES_EXPECTED,
         Kind::Resident => RESIDENT_EXPECTED,
+        Kind::Terabytes => TERABYTES_EXPECTED,
     }
 }
 
@@ -262,6 +263,8 @@ fn coerce(key: Key, value: Value) -> Result<Value> {
         (Kind::Number, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
         (Kind::Size, Value::String(s)) => return size(key, &s),
         (Kind::Resident, Value::String(s)) => Resident::parse(&s).map(|_| resident_value(&s)),
+        (Kind::Terabytes, Value::String(s)) => terabytes(&s).map(Value::Float),
+        (Kind::Terabytes, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
         _ => None,
     };
     fits.ok_or_else(|| wrong(key, &shown))
@@ -281,6 +284,7 @@ fn from_text(key: Key, text: &str) -> Result<Value> {
         Kind::Flag => text.parse::<bool>().ok().map(Value::Boolean),
         Kind::Size => return size(key, text),
         Kind::Resident => Resident::parse(text).map(|_| resident_value(text)),
+        Kind::Terabytes => terabytes(text).map(Value::Float),
     };
     fits.ok_or_else(|| wrong(key, text))
 }

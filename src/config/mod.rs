@@ -8,6 +8,7 @@ pub mod load;
 pub mod size;
 
 pub use keys::nearest;
+pub use size::terabytes;
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

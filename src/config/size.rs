@@ -10,6 +10,22 @@ pub const BYTES_EXPECTED: &str = "bytes such as 67108864, \"64 MB\" or \"1.5 GiB
 /// What a resident count may look like, for messages.
 pub const RESIDENT_EXPECTED: &str = "\"auto\" or a number of blocks";
 
+/// What a drive's rating may look like, for messages.
+pub const TERABYTES_EXPECTED: &str = "TB written as a number or as \"600 TB\"";
+
+/// Reads a drive's rating in TB: `600` or `"600 TB"`, `"1.2PB"`; `None` for anything else.
+#[must_use]
+pub fn terabytes(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let rated = text.to_ascii_lowercase();
+    // Data sheets of large drives count in PB.
+    if let Some(petabytes) = rated.strip_suffix("pb") {
+        return petabytes.trim().parse::<f64>().ok().filter(|x| x.is_finite() && *x >= 0.0).map(|x| x * 1000.0);
+    }
+    let number = text.parse::<f64>().ok().filter(|x| x.is_finite());
+    number.or_else(|| Some(ByteSize::parse(text)?.0 as f64 / 1e12))
+}
+
 const UNITS: [(&str, u64); 10] = [
     ("b", 1),
     ("", 1),
@@ -121,6 +137,16 @@ mod tests {
         for bad in ["", "64M", "-1", "1e9", "lots", "1.2.3 GB", "99999999999 TiB", "GB", "nan", "inf GB"] {
             assert_eq!(ok(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn case_fo_79a_a_rating_is_tb_with_or_without_its_unit() {
+        for (text, want) in
+            [("600", 600.0), ("600 TB", 600.0), ("600TB", 600.0), (" 0.5 PB", 500.0), ("300000 GB", 300.0)]
+        {
+            assert_eq!(terabytes(text), Some(want), "{text}");
+        }
+        assert!(["", "lots", "600 T", "TB", "nan", "inf"].iter().all(|t| terabytes(t).is_none()));
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub fn choose(
 ) -> Choice {
     let mut notes = Vec::new();
     let none = |notes| Choice { gpu: None, index: None, why: "", notes };
-    let Some(card) = pick(cards, visible, order, &mut notes) else {
+    let Some(card) = &pick(cards, visible, order, &mut notes) else {
         return none(notes);
     };
     let name = card.name.clone().unwrap_or_else(|| "NVIDIA GPU".into());
@@ -99,6 +99,10 @@ pub fn choose(
         && c < OLDEST_CAPABILITY
     {
         notes.push(format!("{name} is not used: compute capability {}.{} is below 7.5", c.0, c.1));
+        return none(notes);
+    }
+    if card.total.is_none() && !card.shared {
+        notes.push(format!("{name} is not used: neither NVML nor CUDA says how much memory it has"));
         return none(notes);
     }
     let gpu = describe(card, name, driver, host_memory, &mut notes);
@@ -149,7 +153,7 @@ fn cap_of(mut gpu: Gpu) -> Option<f64> {
 }
 
 /// Where notes on assumed rates begin, by what is assumed.
-pub const ASSUMED: [(&str, &str); 2] = [("link", "link rate assumed"), ("gemm", "GEMM rate assumed")];
+pub const ASSUMED: [(&str, &str); 2] = [("link", "RAM→GPU speed guessed"), ("gemm", "GPU speed guessed")];
 
 /// As [`choose`], by this process's environment.
 #[must_use]
@@ -159,15 +163,10 @@ pub fn choose_here(driver: Option<&str>, cards: &[CardFacts], host_memory: (Byte
     choose(driver, cards, visible.as_deref(), order.as_deref(), host_memory)
 }
 
-fn pick<'a>(
-    cards: &'a [CardFacts],
-    visible: Option<&str>,
-    order: Option<&str>,
-    notes: &mut Vec<String>,
-) -> Option<&'a CardFacts> {
+fn pick(cards: &[CardFacts], visible: Option<&str>, order: Option<&str>, notes: &mut Vec<String>) -> Option<CardFacts> {
     // CUDA takes the first card of the fastest kind; a card with memory of its own beats one without.
-    let default = cards.iter().max_by_key(|c| (c.total.is_some(), c.total, std::cmp::Reverse(c.index)));
-    let Some(visible) = visible else { return default };
+    let default = cards.iter().max_by_key(|c| (c.total.is_some(), c.total, c.shared, std::cmp::Reverse(c.index)));
+    let Some(visible) = visible else { return default.cloned() };
     let first = visible.split(',').next().unwrap_or("").trim();
     if first.is_empty() || first == "-1" || first == "NoDevFiles" {
         notes.push("CUDA_VISIBLE_DEVICES hides every card".into());
@@ -185,17 +184,41 @@ fn pick<'a>(
         if card.is_none() {
             notes.push(format!("CUDA_VISIBLE_DEVICES={n}: there are {} cards", cards.len()));
         }
-        return card;
+        return card.cloned();
     }
-    if first.starts_with("MIG-") && cards.len() == 1 {
-        notes.push("a MIG slice is in use: memory and rates shown are those of the whole card".into());
-        return cards.first();
+    if first.starts_with("MIG-") {
+        return slice(cards, first, notes);
     }
     let card = cards.iter().find(|c| c.uuid.as_deref().is_some_and(|u| u.starts_with(first)));
     if card.is_none() {
         notes.push("CUDA_VISIBLE_DEVICES names no card of this machine".into());
     }
-    card
+    card.cloned()
+}
+
+/// The card that the MIG slice `uuid` is part of, with the slice's memory where NVML says it.
+fn slice(cards: &[CardFacts], uuid: &str, notes: &mut Vec<String>) -> Option<CardFacts> {
+    for card in cards {
+        if let Some(s) = card.slices.iter().find(|s| s.uuid.starts_with(uuid)) {
+            let all = s.total.is_none();
+            let of = if all { "memory and rates" } else { "rates" };
+            notes.push(format!("a MIG slice is in use: {of} shown are those of the whole card"));
+            let (total, free) = if all { (card.total, card.free) } else { (s.total, s.free) };
+            return Some(CardFacts { total, free, ..card.clone() });
+        }
+    }
+    // Older drivers name the card in the slice's own name: MIG-GPU-…/1/0.
+    let named = |c: &&CardFacts| c.uuid.as_deref().is_some_and(|u| uuid["MIG-".len()..].starts_with(u));
+    let card = cards.iter().find(named).or(if cards.len() == 1 { cards.first() } else { None });
+    notes.push(match card {
+        Some(_) => "a MIG slice is in use: memory and rates shown are those of the whole card".into(),
+        None => format!(
+            "CUDA_VISIBLE_DEVICES names a MIG slice that none of the {} cards has: no card is used (nvidia-smi -L lists \
+             the slices)",
+            cards.len()
+        ),
+    });
+    card.cloned()
 }
 
 fn describe(
@@ -205,30 +228,29 @@ fn describe(
     host_memory: (Bytes, Bytes),
     notes: &mut Vec<String>,
 ) -> Gpu {
-    // A card that reports no memory of its own shares the host's.
     let integrated = card.total.is_none();
     let total = card.total.unwrap_or(host_memory.0);
     let free = card.free.unwrap_or(host_memory.1).min(total);
     if integrated {
-        notes.push(format!("{name} is integrated/shared: it has no memory of its own"));
+        notes.push(format!("{name} is integrated/shared: it uses the host's memory"));
     }
     let h2d = match card.pcie {
         Some((generation, lanes)) => {
-            notes.push(format!("link rate assumed from PCIe {generation} x{lanes}"));
+            notes.push(format!("RAM→GPU speed guessed from PCIe {generation} x{lanes}"));
             lane_rate(generation) * f64::from(lanes) * LINK_SHARE
         }
         None => {
-            notes.push("link rate assumed: the driver doesn't say".into());
+            notes.push("RAM→GPU speed guessed: the driver doesn't say".into());
             if integrated { 50e9 } else { 12.5e9 }
         }
     };
     let flops = match (card.cores, card.max_clock_mhz, card.capability) {
         (Some(cores), Some(mhz), Some(capability)) => {
-            notes.push(format!("GEMM rate assumed from {cores} cores at {mhz} MHz"));
+            notes.push(format!("GPU speed guessed from {cores} cores at {mhz} MHz"));
             f64::from(cores) * f64::from(mhz) * 1e6 * tensor_flops_per_core(capability) * GEMM_SHARE
         }
         _ => {
-            notes.push("GEMM rate assumed: the driver doesn't say".into());
+            notes.push("GPU speed guessed: the driver doesn't say".into());
             15e12
         }
     };
@@ -290,7 +312,38 @@ mod tests {
             cores: Some(16_896),
             max_clock_mhz: Some(1980),
             pcie: Some((5, 16)),
+            shared: gib.is_none(),
+            slices: Vec::new(),
         }
+    }
+
+    #[test]
+    fn case_fo_72_a_card_whose_memory_nobody_knows_is_not_used() {
+        // Not supported, lost, no permission: NVML gives no memory, and CUDA didn't call it shared.
+        let unknown = CardFacts { shared: false, ..card(0, "Lost", None) };
+        let c = choose(None, std::slice::from_ref(&unknown), None, None, HOST);
+        assert!(c.gpu.is_none() && c.notes[0].contains("Lost is not used"), "{:?}", c.notes);
+        // Another card is taken before it, a shared one too.
+        let cards = [unknown.clone(), card(1, "Shared", None)];
+        assert_eq!(name(&choose(None, &cards, None, None, HOST)), Some("Shared"));
+        let named = choose(None, &cards, Some("GPU-0"), None, HOST);
+        assert!(named.gpu.is_none() && named.notes.len() == 1, "{:?}", named.notes);
+    }
+
+    #[test]
+    fn case_fo_79e_a_mig_slice_is_found_on_its_card_among_several() {
+        use crate::device::nvml::Slice;
+        let slice = |uuid: &str| Slice { uuid: uuid.into(), total: Some(Bytes(10 << 30)), free: Some(Bytes(9 << 30)) };
+        let mut cards = [card(0, "A100", Some(40)), card(1, "A100", Some(40))];
+        cards[1].slices = vec![slice("MIG-11"), slice("MIG-22")];
+        let gpu = choose(None, &cards, Some("MIG-22"), None, HOST);
+        assert_eq!((gpu.index, gpu.gpu.unwrap().vram_total), (Some(1), Bytes(10 << 30)));
+        // The old way to name one has the card's own name in it.
+        let old = choose(None, &cards, Some("MIG-GPU-1abc/7/0"), None, HOST);
+        assert_eq!(old.index, Some(1));
+        let none = choose(None, &cards, Some("MIG-99"), None, HOST);
+        assert!(none.gpu.is_none() && none.notes[0].contains("nvidia-smi -L"), "{:?}", none.notes);
+        assert_eq!(choose(None, &cards[..1], Some("MIG-99"), None, HOST).index, Some(0), "the only card");
     }
 
     fn name(c: &Choice) -> Option<&str> {

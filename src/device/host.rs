@@ -122,8 +122,11 @@ pub fn cgroup_limit(root: &Path, groups: &str) -> Option<CgroupLimit> {
 }
 
 fn limit_v2(dir: &Path) -> Option<CgroupLimit> {
-    let max = number(&dir.join("memory.max"))?;
-    let current = number(&dir.join("memory.current"))?;
+    // Past `memory.high` the kernel slows a group down to a crawl: as good as a limit.
+    let limits = ["memory.max", "memory.high"].map(|name| number(&dir.join(name)));
+    let max = limits.into_iter().flatten().min()?;
+    // What is used may be unreadable: the limit still holds.
+    let current = number(&dir.join("memory.current")).unwrap_or(0);
     let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
     Some(limit(max, current, field(&stat, "inactive_file") + field(&stat, "active_file")))
 }
@@ -131,7 +134,7 @@ fn limit_v2(dir: &Path) -> Option<CgroupLimit> {
 fn limit_v1(dir: &Path) -> Option<CgroupLimit> {
     // "No limit" is the largest page-aligned number there.
     let own = number(&dir.join("memory.limit_in_bytes"))?;
-    let current = number(&dir.join("memory.usage_in_bytes"))?;
+    let current = number(&dir.join("memory.usage_in_bytes")).unwrap_or(0);
     let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
     // Limits of groups above, which a container may not see, stand in its own statistics.
     let above = stat.lines().find_map(|l| l.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok());
@@ -275,6 +278,25 @@ mod tests {
         write(root.path(), &[("memory.max", "5000"), ("memory.current", "0")]);
         assert_eq!(cgroup_limit(root.path(), "0::/../elsewhere/c").unwrap().usable, Bytes(5000));
         assert_eq!(cgroup_limit(&root.path().join("none"), "0::/"), None);
+    }
+
+    #[test]
+    fn case_fo_79d_memory_high_and_a_limit_without_its_use_count() {
+        let root = tempfile::tempdir().unwrap();
+        let usable = |files: &[(&str, &str)]| {
+            let dir = root.path().join("g");
+            let _ = std::fs::remove_dir_all(&dir);
+            write(&dir, files);
+            cgroup_limit(root.path(), "0::/g").map(|l| (l.max.0, l.usable.0))
+        };
+        let high = ("memory.high", "600");
+        assert_eq!(usable(&[("memory.max", "1000"), high, ("memory.current", "400")]), Some((600, 200)));
+        assert_eq!(usable(&[("memory.max", "max"), high, ("memory.current", "400")]), Some((600, 200)));
+        assert_eq!(usable(&[("memory.max", "500"), high, ("memory.current", "400")]), Some((500, 100)));
+        assert_eq!(usable(&[("memory.max", "1000"), ("memory.high", "max")]), Some((1000, 1000)), "use unreadable");
+        assert_eq!(usable(&[("memory.max", "max"), ("memory.high", "max"), ("memory.current", "4")]), None);
+        write(&root.path().join("memory/x"), &[("memory.limit_in_bytes", "2000")]);
+        assert_eq!(cgroup_limit(root.path(), "4:memory:/x").unwrap().usable, Bytes(2000), "version 1");
     }
 
     #[test]

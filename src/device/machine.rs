@@ -20,12 +20,19 @@ pub struct Machine {
     pub ram: Ram,
     /// The drive that holds the checkpoint.
     pub disk: Disk,
+    /// Free space where results go, where that is another volume than the checkpoint's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub results_free: Option<Bytes>,
     /// CPU compute rate in f32, FLOP/s.
     #[serde(default)]
     pub cpu_flops: f64,
     /// What steps of earlier runs took here over what was forecast, by the resource that bound them.
     #[serde(default)]
     pub past: BTreeMap<String, Past>,
+}
+
+fn none(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
 }
 
 /// Earlier runs against their forecasts.
@@ -54,6 +61,9 @@ pub struct Gpu {
     pub vram_total: Bytes,
     /// Free as the allocator will see it.
     pub vram_free: Bytes,
+    /// By how much what is in use is more than all of it: only of a machine that was edited to less.
+    #[serde(default, skip_serializing_if = "none")]
+    pub vram_lacking: Bytes,
     /// Device memory that a CUDA context and libraries take beyond what is live.
     pub overhead: Bytes,
     /// Host to device, pinned, bytes per second.
@@ -117,6 +127,9 @@ pub struct Ram {
     pub total: Bytes,
     /// Usable now.
     pub available: Bytes,
+    /// By how much what is in use is more than all of it: only of a machine that was edited to less.
+    #[serde(default, skip_serializing_if = "none")]
+    pub lacking: Bytes,
     /// Most that may be pinned.
     pub pinnable: Bytes,
     /// What limits it: `host`, `cgroup`, `profile`.

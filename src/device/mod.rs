@@ -21,6 +21,7 @@ pub mod roots;
 #[cfg(feature = "torch")]
 pub mod shim;
 pub mod smart;
+mod told;
 pub mod uring;
 
 pub use machine::{Disk, Gpu, Kernels, Machine, Past, Ram};
@@ -28,6 +29,12 @@ pub use machine::{Disk, Gpu, Kernels, Machine, Past, Ram};
 use crate::config::RunConfig;
 use crate::error::Result;
 use std::path::Path;
+
+/// Free space in `results` where that is another volume than `model_dir`'s; of a profile nothing is known.
+#[must_use]
+pub fn results_free(config: &RunConfig, model_dir: &Path, results: &Path) -> Option<crate::units::Bytes> {
+    config.machine.is_none().then(|| disk::free_elsewhere(model_dir, results)).flatten()
+}
 
 /// Measures this machine once, or reads `config.machine`'s profile. Takes well under a second.
 ///

@@ -30,6 +30,22 @@ pub struct CardFacts {
     pub max_clock_mhz: Option<u32>,
     /// PCIe generation and lanes this card and slot can do.
     pub pcie: Option<(u32, u32)>,
+    /// It has no memory of its own but uses the host's: CUDA says so. Where `total` is missing and this is `false`, nobody
+    /// knows its memory.
+    pub shared: bool,
+    /// Its MIG slices, where it is cut into such.
+    pub slices: Vec<Slice>,
+}
+
+/// A MIG slice of a card.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Slice {
+    /// `MIG-…`.
+    pub uuid: String,
+    /// All memory.
+    pub total: Option<Bytes>,
+    /// Free memory.
+    pub free: Option<Bytes>,
 }
 
 /// The cards of this machine and the driver's version; `None` without the library.
@@ -41,13 +57,20 @@ pub fn cards() -> Option<(Option<String>, Vec<CardFacts>)> {
         let Ok(d) = nvml.device_by_index(index) else {
             return CardFacts { index, ..CardFacts::default() };
         };
-        let memory = d.memory_info().ok();
+        let memory = d.memory_info().ok().map(|m| (Bytes(m.total), Bytes(m.free)));
+        let uuid = d.uuid().ok();
+        // Some drivers don't tell (shared memory, no permission, a lost card): CUDA knows, or nobody does.
+        let told = if memory.is_none() { super::told::memory(uuid.as_deref()) } else { None };
+        let shared = told.as_ref().is_some_and(|t| t.shared);
+        let memory = memory.or(told.filter(|t| !t.shared).map(|t| (t.total, t.free)));
         CardFacts {
             index,
             name: d.name().ok(),
-            uuid: d.uuid().ok(),
-            total: memory.as_ref().map(|m| Bytes(m.total)),
-            free: memory.as_ref().map(|m| Bytes(m.free)),
+            uuid,
+            total: memory.map(|m| m.0),
+            free: memory.map(|m| m.1),
+            shared,
+            slices: slices(&d),
             capability: d.cuda_compute_capability().ok().map(|c| (c.major, c.minor)),
             cores: d.num_cores().ok(),
             max_clock_mhz: d.max_clock_info(Clock::SM).ok(),
@@ -55,6 +78,18 @@ pub fn cards() -> Option<(Option<String>, Vec<CardFacts>)> {
         }
     };
     Some((nvml.sys_driver_version().ok(), (0..n).map(facts).collect()))
+}
+
+/// The MIG slices of `card`; none where it isn't cut into any.
+fn slices(card: &nvml_wrapper::Device<'_>) -> Vec<Slice> {
+    let n = card.mig_device_count().unwrap_or(0);
+    let one = |i| {
+        let d = card.mig_device_by_index(i).ok()?;
+        let memory = d.memory_info().ok();
+        let (total, free) = memory.map_or((None, None), |m| (Some(Bytes(m.total)), Some(Bytes(m.free))));
+        Some(Slice { uuid: d.uuid().ok()?, total, free })
+    };
+    (0..n).filter_map(one).collect()
 }
 
 /// PCIe generation and lanes at which the card with `uuid` runs now: an idle card's link sleeps at generation 1.

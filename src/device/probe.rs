@@ -42,7 +42,7 @@ pub fn measure_with(roots: &Roots, saved: &Calibration, now: u64, model_dir: Opt
     let disk = describe_disk(roots, saved, model_dir.unwrap_or(Path::new(".")), &mut applied, &mut notes);
     let (name, threads) = host::cpu();
     let cpu_flops = applied.cpu(saved, &name, threads).unwrap_or_else(|| {
-        notes.push("CPU rate assumed from cores, clock and vector width".into());
+        notes.push("CPU speed guessed from its cores and clock".into());
         host::cpu_flops()
     });
     if wsl {
@@ -57,8 +57,10 @@ pub fn measure_with(roots: &Roots, saved: &Calibration, now: u64, model_dir: Opt
             total: memory.total,
             available: memory.available,
             pinnable: host::pinnable(&memory, wsl),
+            lacking: Bytes::ZERO,
             limited_by: memory.limited_by.into(),
         },
+        results_free: None,
         disk,
         cpu_flops,
         past: Default::default(),
@@ -85,10 +87,11 @@ fn describe_disk(
         ..Disk::default()
     };
     applied.disk(saved, drive.id.as_deref(), &mut disk);
+    let kind = if drive.kind == "unknown" { String::new() } else { format!(" for an {} drive", drive.kind) };
     match (applied.has("disk"), applied.has("write")) {
-        (false, false) => notes.push(format!("disk rates assumed for kind '{}'", drive.kind)),
-        (true, false) => notes.push(format!("write rate assumed for kind '{}'", drive.kind)),
-        (false, true) => notes.push(format!("read rate assumed for kind '{}'", drive.kind)),
+        (false, false) => notes.push(format!("disk speed guessed{kind}")),
+        (true, false) => notes.push(format!("write speed guessed{kind}")),
+        (false, true) => notes.push(format!("read speed guessed{kind}")),
         (true, true) => {}
     }
     disk
@@ -121,7 +124,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let none = Calibration::default();
         let m = measure_with(&Roots::system(), &none, NOW, Some(dir.path()), true);
-        assert!(m.source.starts_with("measured; ") && m.source.contains("assumed"), "{}", m.source);
+        assert!(m.source.starts_with("measured; ") && m.source.contains("guessed"), "{}", m.source);
         assert!(m.ram.available > Bytes::ZERO && m.disk.free > Bytes::ZERO && m.cpu_flops > 0.0);
         if !gpu::driver_present() {
             assert!(m.gpu.is_none() && m.source.contains("no CUDA driver"), "{}", m.source);
@@ -154,6 +157,6 @@ mod tests {
         assert_eq!((m.disk.slc, m.disk.write_after_slc, m.cpu_flops), (Some(Bytes(9)), Some(3e8), 3.21e11));
         let want = format!("calibrated {} (disk 2.10–2.50 GB/s, writing 1.50 GB/s", &clock::utc(NOW)[..10]);
         assert!(m.source.contains(&want), "{}", m.source);
-        assert!(!m.source.contains("assumed"), "{}", m.source);
+        assert!(!m.source.contains("guessed"), "{}", m.source);
     }
 }

@@ -32,8 +32,11 @@ fn found(
             "index": c.index,
             "name": c.name,
             "uuid": c.uuid,
-            // A card that reports no memory of its own shares the host's.
-            "memory": if c.total.is_some() { "its own" } else { "integrated/shared" },
+            "memory": match (c.total, c.shared) {
+                (Some(_), _) => "its own",
+                (None, true) => "integrated/shared",
+                (None, false) => "unknown",
+            },
             "vram_total": c.total,
             "vram_free": c.free,
             "capability": c.capability.map(|(major, minor)| format!("{major}.{minor}")),
@@ -90,6 +93,7 @@ mod tests {
             uuid: Some(uuid.into()),
             total,
             free: total,
+            shared: total.is_none(),
             ..nvml::CardFacts::default()
         };
         let cards = [card(0, "GPU-shared", None), card(1, "GPU-own", Some(Bytes(8 << 30)))];

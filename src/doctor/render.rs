@@ -26,7 +26,7 @@ pub fn render(report: &Value) -> String {
     memory(&mut page, &report["ram"]);
     let c = &report["cpu"];
     let flops = |v: &Value| v.as_f64().map_or("N/A".into(), |f| format!("{:.2} TFLOP/s", f / 1e12));
-    let source = if c["flops"] == c["flops_assumed"] { "assumed" } else { "calibrated" };
+    let source = if c["flops"] == c["flops_assumed"] { "guessed" } else { "calibrated" };
     page.line("cpu", format!("{}, {} threads, {} {source}", text(&c["name"]), text(&c["threads"]), flops(&c["flops"])));
     for v in list(&report["volumes"]) {
         volume(&mut page, v);
@@ -134,7 +134,7 @@ fn volume(page: &mut Page, d: &Value) {
         (Some(low), Some(high), Some(at)) => {
             page.line("", format!("reads at {} to {}, calibrated {}", rate(low), rate(high), &clock::utc(at)[..10]));
         }
-        _ => page.line("", format!("reads at {} (assumed)", rate(d["read_assumed"].as_f64().unwrap_or(f64::NAN)))),
+        _ => page.line("", format!("reads at {} (guessed)", rate(d["read_assumed"].as_f64().unwrap_or(f64::NAN)))),
     }
     if let Some(m) = d["read_measured"].as_object() {
         match m["rate"].as_f64() {

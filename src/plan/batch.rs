@@ -8,11 +8,13 @@ use crate::units::secs;
 
 /// Most rows looked at.
 const MOST: u64 = 1024;
+/// What is worth telling.
+const FASTER: f64 = 1.05;
 
 /// The largest micro-batch that fits beside what `like` keeps where it is (fewer blocks on the device may make room),
 /// its step, and that of as many micro-batches of the rows asked for; `None` where more rows don't fit.
 pub fn batch(x: &Inputs<'_>, like: &Fit) -> Option<String> {
-    if !like.problems.is_empty() {
+    if !like.problems.is_empty() || x.job.rows > MOST {
         return None;
     }
     let with = |rows: u64, micro: u64| Job { rows, micro, ..x.job.clone() };
@@ -31,13 +33,13 @@ pub fn batch(x: &Inputs<'_>, like: &Fit) -> Option<String> {
     let parts = with(x.job.rows, x.job.micro * times);
     let seconds = |job: &Job| Some(time::least(x.model, job, x.machine, &fit(job)?));
     let whole_s = seconds(&whole)?;
-    let by_parts = seconds(&parts).map_or("do not fit".to_string(), |s| format!("take {}", secs(s)));
     let more = if fits == MOST { "at least " } else { "" };
-    Some(format!(
-        "{more}{rows} rows of {} tokens fit a micro-batch: a step of them takes {} at best; {} micro-batches of {} {by_parts}",
-        x.job.length,
-        secs(whole_s),
-        parts.micro,
-        x.job.rows
-    ))
+    let faster = match seconds(&parts) {
+        Some(by_parts) if whole_s * FASTER < by_parts => {
+            format!("each row would take {:.0} % less time", (1.0 - whole_s / by_parts) * 100.0)
+        }
+        Some(_) => "it would not be faster per row".into(),
+        None => format!("a step would take {}", secs(whole_s)),
+    };
+    Some(format!("batch could be up to {more}{rows}; {faster}"))
 }

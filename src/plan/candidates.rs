@@ -58,10 +58,10 @@ fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Optio
     if problems.is_empty() {
         problems.push(match on_disk {
             true => format!(
-                "{} of packed blocks stay on disk and are read in place",
-                tier_bytes(&m, &judged.fit.tiers).disk
+                "{} of packed layers are read from the disk each step",
+                tier_bytes(&m, &judged.fit.tiers, judged.fit.stream.head).disk
             ),
-            false => "every packed block stays in memory".into(),
+            false => "every packed layer stays in memory".into(),
         });
     }
     Some(Candidate {
@@ -72,7 +72,7 @@ fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Optio
         note,
         reasons: problems,
         nearest_fix,
-        tiers: tier_bytes(&m, &judged.fit.tiers),
+        tiers: tier_bytes(&m, &judged.fit.tiers, judged.fit.stream.head),
         range,
         vram: judged.fit.vram.total,
         wear: wear(writes(x), &x.machine.disk, x.config),

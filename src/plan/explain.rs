@@ -1,13 +1,15 @@
 //! A plan as text for people: at most 80 columns, signs and words instead of colour.
 
 use super::types::{Candidate, ModePlan, PlanReport, Verdict, VramPlan, Wear};
+use super::words;
 use crate::units::{Bytes, count, secs};
 use std::fmt::Write as _;
 
 /// Widest line.
 const WIDTH: usize = 80;
 
-/// Writes the whole plan as lines of at most 80 columns (a command may be longer: it is meant to be copied).
+/// Writes the whole plan as lines of at most 80 columns (a command may be longer: it is meant to be copied): the answers
+/// first, then the figures behind them.
 #[must_use]
 pub fn explain(plan: &PlanReport) -> String {
     let mut out = Page::default();
@@ -15,7 +17,7 @@ pub fn explain(plan: &PlanReport) -> String {
     out.wrap(
         "",
         &format!(
-            "{}: {} parameters, {}; {} blocks, the largest {}",
+            "{}: {} parameters, {}, {} layers of up to {}",
             plan.model,
             count(plan.params),
             plan.bytes,
@@ -28,18 +30,23 @@ pub fn explain(plan: &PlanReport) -> String {
     if !plan.what_if.is_empty() {
         out.item("what if", &format!("{}: not this machine", plan.what_if.join(", ")));
     }
-    for (name, mode) in [("lora", &plan.modes.lora), ("full", &plan.modes.full)] {
+    let modes = [("lora", "LoRA", &plan.modes.lora), ("full", "full finetuning", &plan.modes.full)];
+    for (name, _, mode) in modes {
         out.line("");
         one_mode(&mut out, name, mode);
     }
     out.line("");
-    ceilings(&mut out, plan);
+    if !plan.ceilings.is_empty() {
+        out.item("could do", &words::ceilings(&plan.ceilings));
+    }
     if let Some(ledger) = plan.ledger.as_ref().filter(|l| !l.months.is_empty() || l.budget > Bytes::ZERO) {
         out.item("ledger", &ledger.line());
     }
-    if !plan.notes.is_empty() {
+    plan.notes.iter().for_each(|n| out.item("note", n));
+    for (_, name, mode) in modes {
         out.line("");
-        plan.notes.iter().for_each(|n| out.item("note", n));
+        out.line(&format!("figures of {name}"));
+        figures(&mut out, mode, plan.machine.gpu.is_some());
     }
     out.text
 }
@@ -47,35 +54,26 @@ pub fn explain(plan: &PlanReport) -> String {
 fn machine(plan: &PlanReport) -> String {
     let m = &plan.machine;
     let gpu = match &m.gpu {
-        Some(g) if g.integrated => format!("{} (integrated/shared) with {} free", g.name, g.vram_free),
-        Some(g) => format!("{} with {} of {} free", g.name, g.vram_free, g.vram_total),
+        Some(g) if g.integrated => format!("{} (integrated/shared), {} free", g.name, g.vram_free),
+        Some(g) => format!("{}, {} of {} VRAM free", g.name, g.vram_free, g.vram_total),
         None => "no GPU".into(),
     };
-    format!(
-        "{gpu}; {} of {} RAM usable ({}); {} drive with {} free",
-        m.ram.available, m.ram.total, m.ram.limited_by, m.disk.kind, m.disk.free
-    )
+    let limited = if m.ram.limited_by == "cgroup" { " (limited by a cgroup)" } else { "" };
+    let mut text = format!("{gpu}; {} of {} RAM free{limited}; ", m.ram.available, m.ram.total);
+    text.push_str(&match m.disk.kind.as_str() {
+        "unknown" => format!("{} of disk free (kind of drive unknown)", m.disk.free),
+        kind => format!("{} free on the {kind} drive", m.disk.free),
+    });
+    text
 }
 
-/// The largest model for each way to train, and what binds.
-fn ceilings(out: &mut Page, plan: &PlanReport) {
-    if plan.ceilings.is_empty() {
-        return;
-    }
-    let list: Vec<String> = plan
-        .ceilings
-        .iter()
-        .map(|c| format!("{} {} ({})", c.mode.replace('_', " "), count(c.params), c.limit))
-        .collect();
-    out.item("largest", &format!("{} of blocks like these", list.join(", ")));
-}
-
+/// The answer, why, and what to do.
 fn one_mode(out: &mut Page, name: &str, mode: &ModePlan) {
     let s = &mode.seconds_per_step;
     let pace = if mode.verdict == Verdict::Infeasible {
         String::new()
     } else {
-        format!("   {} to {} a step, set by {}", secs(s.low), secs(s.high), s.resource)
+        format!("   {} to {} a step; bottleneck: {}", secs(s.low), secs(s.high), words::resource(&s.resource))
     };
     out.line(&format!("{name}  {} {}{pace}", mode.verdict.sign(), mode.verdict.word()));
     mode.reasons.iter().for_each(|r| out.item("why", r));
@@ -85,33 +83,43 @@ fn one_mode(out: &mut Page, name: &str, mode: &ModePlan) {
     if let Some(command) = &mode.fix_command {
         out.line(&format!("  {:<9} {command}", "run fixed"));
     }
-    let t = &mode.tiers;
-    out.item("tiers", &format!("device {}, host memory {}, disk {}", t.vram, t.ram, t.disk));
-    let p = &mode.per_step;
-    out.item(
-        "per step",
-        &format!("read {}, to device {}, from device {}, written {}", p.disk_read, p.h2d, p.d2h, p.written),
-    );
-    out.item("wear", &wear_text(&mode.wear));
-    memory(out, "device", &mode.vram);
-    memory(out, "host", &mode.host);
-    memory(out, "space", &mode.space);
-    out.item("blocks", &format!("{} (V device, R host memory, D disk)", letters(mode)));
-    mode.candidates.iter().for_each(|c| candidate(out, c));
+    out.item("SSD wear", &wear_text(&mode.wear));
     if !mode.command.is_empty() {
         out.line(&format!("  {:<9} {}", "run", mode.command));
     }
 }
 
+/// What lies behind the answer, a level deeper.
+fn figures(out: &mut Page, mode: &ModePlan, gpu: bool) {
+    let t = &mode.tiers;
+    let p = &mode.per_step;
+    let wrote = if p.written > Bytes::ZERO { format!(", written {}", p.written) } else { String::new() };
+    if gpu {
+        out.item("weights", &format!("VRAM {}, RAM {}, disk {}", t.vram, t.ram, t.disk));
+        let step = format!("read from disk {}, RAM→GPU {}, GPU→RAM {}", p.disk_read, p.h2d, p.d2h);
+        out.item("per step", &format!("{step}{wrote}"));
+    } else {
+        out.item("weights", &format!("kept ready {}, loaded from RAM {}, from disk {}", t.vram, t.ram, t.disk));
+        out.item("per step", &format!("read from disk {}, loaded {}{wrote}", p.disk_read, p.h2d));
+    }
+    memory(out, "VRAM", &mode.vram);
+    memory(out, "RAM", &mode.host);
+    memory(out, "disk", &mode.space);
+    let legend = if gpu { "V in VRAM, R from RAM, D from disk" } else { "V kept ready, R from RAM, D from disk" };
+    out.item("layers", &format!("{} ({legend})", letters(mode)));
+    mode.candidates.iter().for_each(|c| candidate(out, c));
+}
+
 fn candidate(out: &mut Page, c: &Candidate) {
     let label = format!("as {}", c.format);
     let pace = if c.range.high > 0.0 {
-        format!("{} to {} a step, set by {}", secs(c.range.low), secs(c.range.high), c.range.resource)
+        let (low, high) = (secs(c.range.low), secs(c.range.high));
+        format!("{low} to {high} a step (bottleneck: {})", words::resource(&c.range.resource))
     } else {
         format!("from {} a step", secs(c.seconds_per_step))
     };
-    let head = format!("{} {}, {}, {pace}, device {}; {}", c.verdict.sign(), c.verdict.word(), c.bytes, c.vram, c.note);
-    out.item(&label, &head);
+    let vram = if c.vram > Bytes::ZERO { format!(", {} VRAM", c.vram) } else { String::new() };
+    out.item(&label, &format!("{} {}, {}, {pace}{vram}; {}", c.verdict.sign(), c.verdict.word(), c.bytes, c.note));
     if let Some(fix) = &c.nearest_fix {
         out.item("", fix);
     }
@@ -120,24 +128,35 @@ fn candidate(out: &mut Page, c: &Candidate) {
 /// What a run costs the drive, in a sentence.
 #[must_use]
 pub fn wear_text(w: &Wear) -> String {
-    let mut text = match (w.written_per_step, w.steps_to_tbw) {
-        (Bytes::ZERO, _) => "none: nothing is written during a step".to_string(),
-        (b, Some(steps)) => format!("{b} a step, {steps} steps to the drive's rated endurance"),
-        (b, None) => format!("{b} a step, {:.1} TB per 1000 steps; the drive's rating is not known", b.0 as f64 / 1e9),
+    let share = |life: f64| format!(", {} of the drive's rated life", percent(life));
+    let saves = match w.saves {
+        Some(n) => format!("{} of {}", words::plural(n, "checkpoint"), w.written_per_save),
+        None => format!("checkpoints of {}", w.written_per_save),
     };
-    if w.written_per_save > Bytes::ZERO {
-        let saves =
-            w.saves.map_or("checkpoints".into(), |n| format!("{n} checkpoint{}", if n == 1 { "" } else { "s" }));
-        text.push_str(&format!("; {saves} of {}", w.written_per_save));
-    }
-    if let Some(run) = w.written_per_run {
-        text.push_str(&format!("; the run writes {run}"));
-        if let Some(life) = w.life_per_run {
-            text.push_str(&format!(", {} of the drive's rated life", percent(life)));
+    let mut text = match (w.written_per_step, w.steps_to_tbw) {
+        (Bytes::ZERO, _) => match w.written_per_run {
+            Some(run) => {
+                let saves = if w.saves == Some(1) { String::new() } else { format!(" ({saves})") };
+                format!("only saves, {run} in all{saves}{}", w.life_per_run.map(share).unwrap_or_default())
+            }
+            None if w.written_per_save == Bytes::ZERO => "no SSD writes while training".into(),
+            None => format!("only saves: {saves}"),
+        },
+        (b, Some(steps)) => format!("{b} written each step; the drive is rated for {steps} such steps"),
+        (b, None) => {
+            format!("{b} written each step, {:.1} TB per 1000 steps; the drive's rating is unknown", b.0 as f64 / 1e9)
+        }
+    };
+    if w.written_per_step > Bytes::ZERO {
+        if w.written_per_save > Bytes::ZERO {
+            text.push_str(&format!("; {saves}"));
+        }
+        if let Some(run) = w.written_per_run {
+            text.push_str(&format!("; {run} in all{}", w.life_per_run.map(share).unwrap_or_default()));
         }
     }
     if let Some(used) = w.life_used {
-        text.push_str(&format!("; {} of it is used", percent(used)));
+        text.push_str(&format!("; {} of its rated life is used already", percent(used)));
     }
     text
 }
@@ -167,8 +186,8 @@ fn memory(out: &mut Page, name: &str, m: &VramPlan) {
     }
     let mut terms: Vec<(&String, &Bytes)> = m.terms.iter().collect();
     terms.sort_by(|a, b| b.1.cmp(a.1));
-    let list: Vec<String> = terms.iter().map(|(n, b)| format!("{} {b}", n.replace('_', " "))).collect();
-    out.item(name, &format!("{} of {}: {}", m.total, m.budget, list.join(", ")));
+    let list: Vec<String> = terms.iter().map(|(n, b)| format!("{} {b}", words::term(n))).collect();
+    out.item(name, &format!("needs {} of {} free: {}", m.total, m.budget, list.join(", ")));
 }
 
 /// Collects lines.

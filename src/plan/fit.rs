@@ -11,6 +11,7 @@ use super::types::{StreamPlan, VramPlan};
 use crate::config::RunConfig;
 use crate::device::Machine;
 use crate::event::TierName;
+use crate::units::Bytes;
 
 /// What fits where.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,8 @@ pub struct Fit {
     pub host: VramPlan,
     /// Why it can't be done; empty when it can.
     pub problems: Vec<String>,
+    /// Bytes that are missing for it.
+    pub lack: Bytes,
     /// What the user should know about the fit.
     pub notes: Vec<String>,
     /// What limits host memory for weights.
@@ -126,7 +129,10 @@ fn feasible(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Resu
         for slots in ring_lengths(config, m.blocks.len()) {
             let fit = Room::new(m, job, machine, config, thrift, slots).fit(Pattern::Spread);
             if !fit.problems.is_empty() {
-                none.get_or_insert(fit);
+                // Of what can't be done the nearest to what can.
+                if none.as_ref().is_none_or(|least: &Fit| fit.lack < least.lack) {
+                    none = Some(fit);
+                }
                 continue;
             }
             // A longer ring may have been cut to this one.

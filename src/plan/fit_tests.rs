@@ -29,7 +29,7 @@ fn exhaustive(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Op
                 let streamed = tiers.iter().filter(|t| **t != TierName::Vram).count();
                 let room = Room::new(m, job, machine, config, thrift, slots);
                 let split = room.split_as(tiers.clone(), slots.min(streamed));
-                if !room.fixed_problems().is_empty() || !room.holds(&split) {
+                if !room.fixed_fits() || !room.holds(&split) {
                     continue;
                 }
                 let fit = room.finish(split, Vec::new(), Vec::new());

@@ -6,7 +6,7 @@ use super::fit::{self, settles};
 use super::full;
 use super::shape::Job;
 use super::types::Verdict;
-use super::verdict::{Inputs, blockers, judge_fit};
+use super::verdict::{Inputs, blockers, judge_fit, no_space};
 use super::whatif::Edit;
 use crate::config::{ByteSize, Resident, RunConfig};
 use crate::device::Machine;
@@ -47,17 +47,29 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };
         let streams = machine.disk.refuses_streaming(config.stream.allow_hdd).is_none() && to != Verdict::Ram;
         blockers(&Inputs { machine, config, job: &job, ..*x }).is_empty()
+            && no_space(&Inputs { machine, config, job: &job, ..*x }).is_none()
             && fit::possible(x.model, &job, machine, config, streams)
     };
     let goal = Goal { reached: &reached, possible: &possible };
     let edits = if to == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
     if let Some((words, config)) = first_setting(x, edits, &goal) {
-        let to = if to == Verdict::Ram { " to keep every block in memory" } else { "" };
+        let to = if to == Verdict::Ram { " to keep the whole model in memory" } else { "" };
         let command = command::command(&config, &x.checkpoint.name, "lora");
         return (Some(format!("set {words}{to}")), Some(command));
     }
-    let to = if to == Verdict::Ram { " would keep every block in memory" } else { " would do" };
-    (hardware(x, &goal).map(|more| format!("{more}{to}")), None)
+    let to = if to == Verdict::Ram { " would keep the whole model in memory" } else { " would do" };
+    let fix = hardware(x, &goal).map(|more| format!("{more}{to}"));
+    (fix.or_else(|| elsewhere(x)), None)
+}
+
+/// Results on another volume than the model find no room there, and nothing else is to blame.
+fn elsewhere(x: &Inputs<'_>) -> Option<String> {
+    let free = x.machine.results_free?;
+    let machine = Machine { results_free: None, ..x.machine.clone() };
+    let alone = Inputs { machine: &machine, ..*x };
+    let need = super::verdict::results_need(x);
+    (need > free && blockers(&alone).is_empty() && no_space(&alone).is_none())
+        .then(|| format!("put the results on a drive with {need} free: --results DIR"))
 }
 
 /// The nearest change for full finetuning that is infeasible: LoRA if that can be done, and what full would take.
@@ -97,9 +109,12 @@ fn edit(key: &str, to: impl std::fmt::Display, apply: impl Fn(&mut RunConfig) + 
 
 /// Changes to try together, the smallest amount first where there is a choice.
 enum Try {
+    /// These.
     These(Vec<Setting>),
-    /// The first of these that suffices; each gives up more than the one before, so bisection finds it.
-    Least(Vec<Vec<Setting>>),
+    /// The first of so many that suffices; each gives up more than the one before, so bisection finds it.
+    Least(usize, Box<dyn Fn(usize) -> Vec<Setting>>),
+    /// As `Least`, and of each only those that are needed.
+    LeastOfAll(usize, Box<dyn Fn(usize) -> Vec<Setting>>),
 }
 
 /// The first of `tries` that reaches the goal, in words, and the config with it.
@@ -111,20 +126,33 @@ fn first_setting(x: &Inputs<'_>, tries: Vec<Try>, goal: &Goal<'_>) -> Option<(St
     };
     let possible = |edits: &[Setting]| (goal.possible)(x.machine, &with(edits));
     let reached = |edits: &[Setting]| possible(edits) && (goal.reached)(x.machine, &with(edits));
+    let least_of = |n: usize, of: &dyn Fn(usize) -> Vec<Setting>| {
+        if n == 0 || !possible(&of(n - 1)) {
+            return None;
+        }
+        let (mut low, mut high) = (0, n - 1);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if possible(&of(middle)) { high = middle } else { low = middle + 1 }
+        }
+        // Where the planner prefers another fit, a little more has to be given up.
+        (high..n).take(MOST_MORE).map(of).find(|edits| reached(edits))
+    };
     for one in tries {
         let edits = match one {
             Try::These(edits) => reached(&edits).then_some(edits),
-            Try::Least(list) => {
-                if !list.last().is_some_and(|last| possible(last)) {
-                    continue;
+            Try::Least(n, of) => least_of(n, &of),
+            Try::LeastOfAll(n, of) => least_of(n, &of).map(|mut edits| {
+                for i in (0..edits.len()).rev() {
+                    let left_out = edits.remove(i);
+                    if !reached(&edits) {
+                        edits.insert(i, left_out);
+                    }
                 }
-                let from = list.partition_point(|edits| !possible(edits));
-                // Where the planner prefers another fit, a little more has to be given up.
-                let mut rest = list.into_iter().skip(from);
-                rest.by_ref().take(MOST_MORE).find(|edits| reached(edits))
-            }
+                edits
+            }),
         };
-        if let Some(edits) = edits {
+        if let Some(edits) = edits.filter(|e| !e.is_empty()) {
             let words: Vec<&str> = edits.iter().map(|e| e.text.as_str()).collect();
             return Some((words.join(" and "), with(&edits)));
         }
@@ -137,6 +165,9 @@ fn free_settings(config: &RunConfig) -> Vec<Try> {
     let s = &config.stream;
     let mut tries = Vec::new();
     let mut one = |e: Setting| tries.push(Try::These(vec![e]));
+    if config.train.device == "cuda" {
+        one(edit("train.device", "auto", |c| c.train.device = "auto".into()));
+    }
     if s.tier != "auto" {
         one(edit("stream.tier", "auto", |c| c.stream.tier = "auto".into()));
     }
@@ -163,7 +194,10 @@ fn settings(config: &RunConfig) -> Vec<Try> {
     let micros =
         |to: usize| edit("train.gradient_accumulation_steps", to, move |c| c.train.gradient_accumulation_steps = to);
     let shorter = |to: usize| edit("data.max_length", to, move |c| c.data.max_length = to);
-    let ring = || edit("stream.prefetch_ahead", 0, |c| (c.stream.prefetch_ahead, c.stream.slots) = (0, 0));
+    let slots = |to: usize| {
+        let words = if to == 0 { "0 (as many as fit)".into() } else { to.to_string() };
+        edit("stream.slots", words, move |c| c.stream.slots = to)
+    };
     if s.head == "resident" {
         tries.push(Try::These(vec![edit("stream.head", "auto", |c| c.stream.head = "auto".into())]));
     }
@@ -175,21 +209,39 @@ fn settings(config: &RunConfig) -> Vec<Try> {
         // Only counts on a hard disk.
         tries.push(Try::These(vec![edit("stream.allow_hdd", "true", |c| c.stream.allow_hdd = true)]));
     }
-    let chunks: Vec<usize> = [256, 128, 64].into_iter().filter(|c| *c < s.loss_chunk).collect();
-    tries.push(Try::Least(chunks.into_iter().map(|c| vec![chunk(c)]).collect()));
-    if s.prefetch_ahead > 0 || s.slots > 1 {
-        tries.push(Try::These(vec![ring()]));
+    if t.save_steps > 0 && t.save_total_limit != 1 {
+        let one = edit("train.save_total_limit", 1, |c| c.train.save_total_limit = 1);
+        tries.push(Try::These(vec![one]));
     }
+    let chunks: Vec<usize> = [256, 128, 64].into_iter().filter(|c| *c < s.loss_chunk).collect();
+    tries.push(Try::Least(chunks.len(), Box::new(move |i| vec![chunk(chunks[i])])));
+    // A ring that was asked for is never cut: fewer slots, or as many as fit.
+    let ring = s.slots;
+    tries.push(Try::Least(ring, Box::new(move |i| vec![slots(ring - 1 - i)])));
     // As many rows a step, in more micro-batches: the same training.
-    let same: Vec<usize> = (1..batch).rev().filter(|b| batch.is_multiple_of(*b)).collect();
-    tries.push(Try::Least(same.iter().map(|b| vec![rows(*b), micros(micro * (batch / b))]).collect()));
+    let same = smaller_divisors(batch);
+    let split = move |i: usize| vec![rows(same[i]), micros(micro.saturating_mul(batch / same[i]))];
+    tries.push(Try::Least(smaller_divisors(batch).len(), Box::new(split)));
     let at_most = length.saturating_sub(1) / LENGTH_STEP;
-    let lengths = || (1..=at_most.min(1 << 14)).rev().map(|k| k * LENGTH_STEP);
-    tries.push(Try::Least(lengths().map(|l| vec![shorter(l)]).collect()));
-    tries.push(Try::Least((1..micro.min(1 << 12)).rev().map(|m| vec![micros(m)]).collect()));
-    let thrifty = |l: usize| vec![rows(1), micros(1), shorter(l), chunk(64.min(s.loss_chunk)), ring()];
-    tries.push(Try::Least(std::iter::once(length).chain(lengths()).map(thrifty).collect()));
+    let nth = move |i: usize| (at_most - i) * LENGTH_STEP;
+    tries.push(Try::Least(at_most, Box::new(move |i| vec![shorter(nth(i))])));
+    tries.push(Try::Least(micro - 1, Box::new(move |i| vec![micros(micro - 1 - i)])));
+    let loss_chunk = s.loss_chunk;
+    let thrifty = move |i: usize| {
+        let length = if i == 0 { length } else { nth(i - 1) };
+        vec![slots(0), chunk(64.min(loss_chunk)), rows(1), micros(1), shorter(length)]
+    };
+    tries.push(Try::LeastOfAll(at_most + 1, Box::new(thrifty)));
     tries
+}
+
+/// Divisors of `n` below it, the largest first.
+fn smaller_divisors(n: usize) -> Vec<usize> {
+    let low = (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d));
+    let mut all: Vec<usize> = low.flat_map(|d| [d, n / d]).filter(|d| *d < n).collect();
+    all.sort_unstable_by(|a, b| b.cmp(a));
+    all.dedup();
+    all
 }
 
 /// Something that money buys.
@@ -351,6 +403,13 @@ fn least(most: u64, works: impl Fn(u64) -> bool) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn case_fo_79c_divisors_of_absurd_batches_are_found_at_once() {
+        assert_eq!(smaller_divisors(12), [6, 4, 3, 2, 1]);
+        assert_eq!((smaller_divisors(1), smaller_divisors(7)), (vec![], vec![1]));
+        assert_eq!(smaller_divisors(1 << 40).len(), 40);
+    }
 
     #[test]
     fn the_least_amount_is_found_exactly() {

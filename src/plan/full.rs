@@ -11,7 +11,7 @@ use super::shape::Job;
 use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdict, VramPlan};
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
 use super::wear::{self, Writes};
-use super::{fixes, time};
+use super::{fixes, time, words};
 use crate::event::TierName;
 use crate::units::{Bytes, count};
 
@@ -73,13 +73,14 @@ pub fn full(x: &Inputs<'_>, lora: Verdict) -> ModePlan {
         Verdict::Infeasible => fixes::full(x, lora, eight_bit.verdict),
         _ => (None, None),
     };
-    let tiers = vec![if d.in_host { TierName::Ram } else { TierName::Disk }; n];
+    let tier = if d.in_host { TierName::Ram } else { TierName::Disk };
+    let tiers = vec![tier; n];
     ModePlan {
         verdict,
         reasons: d.reasons(x),
         nearest_fix,
         fix_command,
-        tiers: tier_bytes(m, &tiers),
+        tiers: tier_bytes(m, &tiers, Some(tier)),
         per_step: d.per_step(x),
         sweeps: Default::default(),
         seconds_per_step: d.seconds(x),
@@ -101,7 +102,8 @@ pub fn full(x: &Inputs<'_>, lora: Verdict) -> ModePlan {
 fn eight_bit(x: &Inputs<'_>) -> Candidate {
     let d = draft(x, State::EightBit);
     let (verdict, range, reasons) = (d.verdict(), d.seconds(x), d.reasons(x));
-    let tiers = vec![if d.in_host { TierName::Ram } else { TierName::Disk }; x.model.blocks.len()];
+    let tier = if d.in_host { TierName::Ram } else { TierName::Disk };
+    let tiers = vec![tier; x.model.blocks.len()];
     let later = "not in this version yet";
     Candidate {
         format: "8-bit moments".into(),
@@ -110,11 +112,12 @@ fn eight_bit(x: &Inputs<'_>) -> Candidate {
         seconds_per_step: range.low,
         note: match d.problems.first() {
             Some(p) => format!("{p}; {later}"),
-            None => format!("{} written a step; {later}", d.writes.step),
+            None if d.in_host => later.into(),
+            None => format!("each step writes {}; {later}", d.writes.step),
         },
         reasons,
         nearest_fix: None,
-        tiers: tier_bytes(x.model, &tiers),
+        tiers: tier_bytes(x.model, &tiers, Some(tier)),
         range,
         vram: d.device.total,
         wear: d.wear,
@@ -265,32 +268,27 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
         wear.overridden = c.wear.overridden;
         if !wear.overridden {
             problems.push(format!(
-                "wear: {all} written a step; the drive's rated endurance lasts {steps} steps, fewer than \
+                "SSD wear: each step would write {all}; the drive is rated for {steps} such steps, fewer than \
                  wear.min_steps = {least}"
             ));
         }
     }
     if total > free {
-        let items: Vec<String> = space.iter().map(|(n, b)| format!("{b} {}", n.replace('_', " "))).collect();
-        let items = items.join(", ");
-        problems.push(format!("the drive needs {total} of free space ({items}), {free} are there"));
+        let items: Vec<String> = space.iter().map(|(n, b)| format!("{b} {}", words::term(n))).collect();
+        problems.push(format!("needs {total} of disk ({}), {free} is free", items.join(", ")));
     }
     if !in_host {
         problems.extend(x.machine.disk.refuses_streaming(c.stream.allow_hdd));
     }
     let need = memory::total(&on_device);
     if gpu.is_some() && need > budget {
-        let (name, bytes) = memory::largest(&on_device).unwrap_or_default();
-        problems.push(format!(
-            "the device needs {need} for a block's parts with state and gradients, {budget} are free; largest: {} {bytes}",
-            name.replace('_', " ")
-        ));
+        problems.push(memory::lacks("VRAM", &on_device, need, budget, "free"));
     }
     if memory::total(&host) > room {
-        problems.push(format!("host memory needs {} with state on disk, {room} are there", memory::total(&host)));
+        problems.push(memory::lacks("RAM", &host, memory::total(&host), room, "free"));
     }
     if c.stream.tier == "ram" && !in_host {
-        problems.push(format!("stream.tier = ram, but weights and state of {all} don't fit host memory"));
+        problems.push(format!("stream.tier = ram, but weights and optimizer state ({all}) don't fit into RAM"));
     }
     if saved {
         space.insert("checkpoints", all * 2);
@@ -350,11 +348,11 @@ impl Draft {
         let mut reasons = self.problems.clone();
         let written = self.writes.step;
         if reasons.is_empty() && self.in_host {
-            reasons.push(format!("weights and state of {} parameters fit host memory", count(x.model.params)));
+            reasons.push(format!("weights and optimizer state of {} parameters fit into RAM", count(x.model.params)));
         } else if reasons.is_empty() {
             reasons.push(match self.wear.steps_to_tbw {
-                Some(steps) => format!("{written} written a step: the drive's rated endurance lasts {steps} steps"),
-                None => format!("{written} written a step; the drive's endurance is not known"),
+                Some(steps) => format!("each step writes {written}; the drive is rated for {steps} such steps"),
+                None => format!("each step writes {written}; the drive's rating is unknown"),
             });
         }
         if self.wear.overridden {
@@ -367,15 +365,18 @@ impl Draft {
         let left = self.space.budget.saturating_sub(self.space.total);
         if self.in_host && self.writes.save == Bytes::ZERO {
             let two = self.state.bytes(x.model.params) * 2;
-            reasons.push(format!("no checkpoints with state: two of them need {two}, {left} would be left"));
+            reasons.push(format!("no checkpoints that can be resumed: two need {two} of disk, {left} would be free"));
         }
         if !self.in_host && self.space.total <= self.space.budget && !self.space.terms.contains_key("export_16_bit") {
-            reasons.push(format!("in-place export only: a 16-bit copy needs {}, {left} would be left", self.export));
+            reasons.push(format!(
+                "in-place export only: a 16-bit copy needs {} of disk, {left} would be free",
+                self.export
+            ));
         }
         if self.split {
-            reasons.push("a block with its state is larger than the device: it goes part by part".into());
+            reasons.push("a layer with its optimizer state is larger than VRAM: it is loaded part by part".into());
         }
-        reasons.push("full finetuning is not in this version yet: this is its forecast".into());
+        reasons.push("this is a forecast: full finetuning is not in this version yet".into());
         reasons
     }
 }

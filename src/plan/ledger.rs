@@ -69,7 +69,7 @@ fn hold(name: &str, mode: &mut ModePlan, ledger: &Ledger, config: &RunConfig) {
     let after = Bytes(so_far.0.saturating_add(run.0));
     let at_least = if mode.wear.written_per_run.is_none() { "at least " } else { "" };
     let words = format!(
-        "this run writes {at_least}{run}, {so_far} of this month's {} (wear.monthly_budget) are written",
+        "this run writes {at_least}{run}; {so_far} of this month's {} (wear.monthly_budget) are used",
         ledger.budget
     );
     if after > ledger.budget {
@@ -82,13 +82,13 @@ fn hold(name: &str, mode: &mut ModePlan, ledger: &Ledger, config: &RunConfig) {
         mode.verdict = Verdict::Infeasible;
         mode.command.clear();
         if first {
-            mode.reasons.insert(0, format!("wear: {words}"));
+            mode.reasons.insert(0, format!("SSD wear: {words}"));
             let fix = format!("set wear.monthly_budget = {} GB, or run next month", after.0.div_ceil(1_000_000_000));
             (mode.nearest_fix, mode.fix_command) = (Some(fix), None);
         } else {
-            mode.reasons.push(format!("wear: {words}"));
+            mode.reasons.push(format!("SSD wear: {words}"));
         }
     } else if after.0 as f64 > WARN * ledger.budget.0 as f64 && (name == "lora" || run > Bytes::ZERO) {
-        mode.reasons.push(format!("wear: {words}: over 80 %"));
+        mode.reasons.push(format!("SSD wear: {words}: over 80 % then"));
     }
 }

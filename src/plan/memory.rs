@@ -5,6 +5,7 @@
 use super::moments::{self, allocated, product};
 use super::shape::{Job, Model};
 use super::types::VramPlan;
+use super::words;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -27,9 +28,16 @@ pub fn total(terms: &Terms) -> Bytes {
     terms.values().copied().sum()
 }
 
-/// The largest term, for messages.
-pub fn largest(terms: &Terms) -> Option<(&str, Bytes)> {
-    terms.iter().max_by_key(|(_, b)| **b).map(|(n, b)| (*n, *b))
+/// That `need` is more than `have` (limited by `source`), with the largest part and what makes it smaller.
+pub fn lacks(what: &str, terms: &Terms, need: Bytes, have: Bytes, source: &str) -> String {
+    let mut text = format!("needs {need} {what}, {have} is there ({source})");
+    if let Some((name, bytes)) = terms.iter().max_by_key(|(_, b)| **b) {
+        text.push_str(&format!("; the largest part: {}, {bytes}", words::term(name)));
+        if let Some(hint) = words::smaller(name) {
+            text.push_str(&format!(": {hint}"));
+        }
+    }
+    text
 }
 
 impl VramPlan {

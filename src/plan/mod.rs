@@ -25,6 +25,7 @@ pub mod types;
 mod verdict;
 mod wear;
 pub mod whatif;
+pub mod words;
 pub mod work;
 
 pub use explain::{explain, percent, wear_text};
@@ -129,8 +130,7 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
     let (first, second) = two_largest(m);
     if second > Bytes::ZERO && first.0 as f64 > UNEQUAL * second.0 as f64 {
         notes.push(format!(
-            "block sizes are unequal: the largest has {first}, the next {second}; the ring holds the largest beside its \
-             neighbours, not so many times the largest; its largest tensor is '{}' with {}",
+            "layers differ in size: the largest has {first}, the next {second}; its largest tensor is '{}' ({})",
             m.heaviest.0, m.heaviest.1
         ));
     }
@@ -142,14 +142,19 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
     }
     let merged = Bytes(m.params * 2);
     if merged > machine.disk.free {
-        notes.push(format!("a merged 16-bit export would need {merged}, the drive has {} free", machine.disk.free));
+        notes.push(format!("a merged 16-bit export would need {merged} of disk, {} is free", machine.disk.free));
     }
+    let accumulated =
+        if job.micro > 1 { format!("{} of ", words::plural(job.micro, "micro-batch")) } else { String::new() };
     notes.push(format!(
-        "planned for {} micro-batches of {} x {} tokens; blocks compute in {}",
-        job.micro, job.rows, job.length, m.compute
+        "planned for steps of {accumulated}{} of up to {} tokens, computed in {}",
+        words::plural(job.rows, "row"),
+        job.length,
+        m.compute
     ));
-    let matches: Vec<String> = job.matches.iter().map(|(target, n)| format!("{target} {n}")).collect();
-    notes.push(format!("blocks with an adapter, by target: {}", matches.join(", ")));
+    let last = m.blocks.len() - 1;
+    let where_to = if job.lowest == 0 { "all layers".into() } else { format!("layers {} to {last}", job.lowest) };
+    notes.push(format!("adapters in {where_to}: {}", job.targets.join(", ")));
     notes.push(time::margins(machine));
     notes
 }

@@ -93,13 +93,13 @@ impl<'a> Room<'a> {
         let host_fixed = memory::host_terms(m, job, thrift);
         let device_fixed = memory::device_terms(m, job, gpu.is_none(), thrift);
         let mut host = usable(machine.ram.available);
-        let source = if machine.ram.limited_by == "cgroup" { "the cgroup's limit" } else { "free host memory" };
+        let source = if machine.ram.limited_by == "cgroup" { "the cgroup's limit" } else { "free" };
         let own = Limit { bytes: host, source: source.into() };
         let integrated = gpu.is_some_and(|g| g.integrated);
         let device = gpu.map(|g| {
-            let mut limit = Limit { bytes: g.vram_free.saturating_sub(g.overhead), source: "free VRAM".into() };
+            let mut limit = Limit { bytes: g.vram_free.saturating_sub(g.overhead), source: "free".into() };
             if integrated && host < limit.bytes {
-                limit = Limit { bytes: host, source: "the memory it shares with the host".into() };
+                limit = Limit { bytes: host, source: "shared with the host".into() };
             }
             let asked = Bytes(config.stream.vram_budget.0);
             if asked > Bytes::ZERO && asked < limit.bytes {
@@ -114,7 +114,7 @@ impl<'a> Room<'a> {
         let taken = fixed[1] + if device.is_none() || integrated { fixed[0] } else { Bytes::ZERO };
         let mut weights = Limit { bytes: host.saturating_sub(taken), source: own.source };
         if gpu.is_some() && machine.ram.pinnable < weights.bytes {
-            weights = Limit { bytes: machine.ram.pinnable, source: "pinnable host memory".into() };
+            weights = Limit { bytes: machine.ram.pinnable, source: "what may be pinned for the GPU".into() };
         }
         let asked = Bytes(config.stream.host_budget.0);
         if asked > Bytes::ZERO && asked < weights.bytes {
@@ -140,57 +140,41 @@ impl<'a> Room<'a> {
 
     pub fn fit(mut self, pattern: Pattern) -> Fit {
         self.pattern = pattern;
-        let fixed = self.fixed_problems();
-        let found = if fixed.is_empty() { self.search(true) } else { None };
-        let mut problems = fixed;
+        let found = if self.fixed_fits() { self.search(true) } else { None };
+        let (mut problems, mut lack) = (Vec::new(), Bytes::ZERO);
         let (split, mut notes) = match found {
             Some(found) => found,
             None => {
-                if problems.is_empty() {
-                    problems.push(self.why_not());
-                }
+                (problems, lack) = self.why_not();
                 (self.split(0, self.slots.min(self.m.blocks.len()), 0), Vec::new())
             }
         };
         let on_disk = split.tiers.iter().filter(|t| **t == TierName::Disk).count();
         if self.config.stream.tier == "ram" && on_disk > 0 && problems.is_empty() {
             problems.push(format!(
-                "stream.tier = ram, but {on_disk} blocks find no place in the {} that {} allows for weights",
-                self.weights.bytes, self.weights.source
+                "stream.tier = ram, but {on_disk} of {} layers find no place in RAM, which may hold {} of weights ({})",
+                self.m.blocks.len(),
+                self.weights.bytes,
+                self.weights.source
             ));
         }
         if self.integrated {
-            notes.push("integrated/shared memory: device and host needs are added into one budget".into());
+            notes.push("integrated/shared memory: the GPU's needs and the host's come out of one budget".into());
         }
-        self.finish(split, problems, notes)
+        Fit { lack, ..self.finish(split, problems, notes) }
     }
 
     /// Whether anything fits, some blocks on disk only if `disk` allows it.
     pub fn fits(&self, disk: bool) -> bool {
         let disk = disk && self.config.stream.tier != "ram";
-        self.fixed_problems().is_empty() && self.search(disk).is_some()
+        self.fixed_fits() && self.search(disk).is_some()
     }
 
-    /// Terms that no split can help.
-    pub fn fixed_problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut check = |what: &str, terms: &Terms, have: Bytes, source: &str| {
-            let need = memory::total(terms);
-            if need > have {
-                let (name, bytes) = memory::largest(terms).unwrap_or(("", Bytes::ZERO));
-                problems.push(format!(
-                    "{what} needs {need} before any block, {have} are there ({source}); largest: {} {bytes}",
-                    name.replace('_', " ")
-                ));
-            }
-        };
-        let mut host = self.host_fixed.clone();
-        match &self.device {
-            Some(d) if !self.integrated => check("device memory", &self.device_fixed, d.bytes, &d.source),
-            _ => host.extend(self.device_fixed.clone()),
-        }
-        check("host memory", &host, self.host, "free host memory less a reserve");
-        problems
+    /// Whether the terms that no split can help fit.
+    pub fn fixed_fits(&self) -> bool {
+        let shared = self.device.is_none() || self.integrated;
+        let host = self.fixed[1] + if shared { self.fixed[0] } else { Bytes::ZERO };
+        host <= self.host && (self.integrated || self.device.as_ref().is_none_or(|d| self.fixed[0] <= d.bytes))
     }
 
     /// Blocks that may stay on the device. On a CPU they would only be second copies: none unless asked for.
@@ -222,7 +206,7 @@ impl<'a> Room<'a> {
             return None;
         }
         let shorter = (1..self.slots.min(n)).rev().filter(|s| self.device_fits(0, *s)).find_map(|slots| {
-            let note = format!("the ring is cut from {} to {slots} slots to fit", self.slots);
+            let note = format!("{slots} instead of {} layers are loaded ahead, to fit", self.slots);
             Some((self.fill_host(0, slots, disk)?, vec![note]))
         });
         // A block that doesn't fit whole can still pass part by part.
@@ -330,38 +314,38 @@ impl<'a> Room<'a> {
         Split { tiers, slots, ring, ring_bytes, residents, ram_tier, host_ring }
     }
 
-    /// The reason no split fits although the fixed terms do.
-    fn why_not(&self) -> String {
-        let least =
-            self.split(0, if self.config.stream.slots > 0 { self.slots.min(self.m.blocks.len()) } else { 1 }, 0);
-        let (slot, (tensor, bytes)) = (self.m.slot(), &self.m.heaviest);
+    /// Why no split fits, and how many bytes are missing: the least that this way to spare memory can do with, beside
+    /// what there is.
+    fn why_not(&self) -> (Vec<String>, Bytes) {
+        let asked = self.config.stream.slots;
+        // Part by part needs least, unless so many slots are asked for.
+        let slots = if asked > 0 { self.slots.min(self.m.blocks.len()) } else { 0 };
+        let least = self.split(0, slots, 0);
+        let (mut device, mut host) = self.terms(&least);
+        let (mut problems, mut lack) = (Vec::new(), Bytes::ZERO);
+        let mut check = |what: &str, terms: &Terms, need: Bytes, have: Bytes, source: &str| {
+            if need > have {
+                problems.push(memory::lacks(what, terms, need, have, source));
+                lack += need.saturating_sub(have);
+            }
+        };
         match &self.device {
-            Some(d) if self.on_device(&least) > d.bytes => {
-                let left = d.bytes.saturating_sub(self.fixed[0]);
-                format!(
-                    "{} ring slot(s) of {slot} need {} on the device, {left} of {} ({}) are left; \
-                     the largest tensor of a block is '{tensor}' with {bytes}",
-                    least.slots,
-                    slot * least.slots as u64,
-                    d.bytes,
-                    d.source
-                )
-            }
-            _ => {
-                let mut need = RING_LEAST;
-                if self.device.is_none() {
-                    need += slot * least.slots as u64;
-                }
-                format!(
-                    "the ring needs {need} of host memory, {} allows {} for weights; \
-                     the largest tensor of a block is '{tensor}' with {bytes}",
-                    self.weights.source, self.weights.bytes
-                )
-            }
+            Some(d) if !self.integrated => check("VRAM", &device, memory::total(&device), d.bytes, &d.source),
+            _ => host.append(&mut device),
         }
+        check("RAM", &host, memory::total(&host), self.host, "free, less a reserve");
+        let keys = ["ram_tier", "ring", "slots"];
+        let weights: Terms = keys.into_iter().filter_map(|k| host.get(k).map(|b| (k, *b))).collect();
+        check("RAM for weights", &weights, memory::total(&weights), self.weights.bytes, &self.weights.source);
+        if let Some(first) = problems.first_mut() {
+            let (tensor, bytes) = &self.m.heaviest;
+            first.push_str(&format!("; the largest tensor of a layer: '{tensor}', {bytes}"));
+        }
+        (problems, lack)
     }
 
-    pub fn finish(&self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
+    /// Terms on the device and in host memory with `split`.
+    fn terms(&self, split: &Split) -> (Terms, Terms) {
         let (mut device, mut host) = (self.device_fixed.clone(), self.host_fixed.clone());
         let put = |terms: &mut Terms, name: &'static str, bytes: Bytes| {
             if bytes > Bytes::ZERO {
@@ -372,6 +356,11 @@ impl<'a> Room<'a> {
         put(&mut device, "resident_blocks", split.residents);
         put(&mut host, "ram_tier", split.ram_tier);
         put(&mut host, "ring", split.host_ring);
+        (device, host)
+    }
+
+    pub fn finish(&self, split: Split, problems: Vec<String>, notes: Vec<String>) -> Fit {
+        let (mut device, mut host) = self.terms(&split);
         if self.device.is_none() {
             host.append(&mut device);
         }
@@ -392,6 +381,7 @@ impl<'a> Room<'a> {
             vram: VramPlan::of(&device, budget),
             host: VramPlan::of(&host, self.host),
             problems,
+            lack: Bytes::ZERO,
             notes,
             host_limit: self.weights.clone(),
         }

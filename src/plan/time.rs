@@ -37,13 +37,22 @@ const PAST: (usize, [f64; 2]) = (2, [0.5, 2.0]);
 /// The margins in words, for the notes of a plan.
 pub fn margins(machine: &Machine) -> String {
     let gpu = machine.gpu.as_ref();
-    let calibrated =
-        |is: bool, margin: f64| if is { "as calibrated".to_string() } else { format!("assumed, x{margin}") };
+    let mut wide = Vec::new();
+    if machine.disk.read_spread.is_none() {
+        wide.push(format!("disk up to {:.0} % slower", (DISK_MARGIN - 1.0) * 100.0));
+    }
+    if gpu.is_some_and(|g| g.h2d_spread.is_none()) {
+        wide.push(format!("RAM→GPU copies up to {:.0} % slower", (LINK_MARGIN - 1.0) * 100.0));
+    }
+    if gpu.is_none_or(|g| g.kernels.is_none()) {
+        wide.push(format!("compute up to {COMPUTE_MARGIN}× slower"));
+    }
+    if wide.is_empty() {
+        return "the range of seconds is what this machine's speeds varied by when they were measured".into();
+    }
     format!(
-        "seconds: the step played through at the machine's fastest and slowest rates; disk {}, link {}, compute {}",
-        calibrated(machine.disk.read_spread.is_some(), DISK_MARGIN),
-        calibrated(gpu.is_some_and(|g| g.h2d_spread.is_some()), LINK_MARGIN),
-        calibrated(gpu.is_some_and(|g| g.kernels.is_some()), COMPUTE_MARGIN),
+        "the range of seconds is wide because not all was measured: {}; bench calibrate narrows it",
+        wide.join(", ")
     )
 }
 

@@ -1,13 +1,13 @@
 //! The verdict on LoRA: tiers, bytes, seconds, reasons, wear.
 
-use super::cost::{Loads, loads};
+use super::cost::loads;
 use super::fit::{Fit, fit, settled};
 use super::memory::Terms;
 use super::schedule::PARTS;
 use super::shape::{Job, Model};
 use super::types::{BlockPlace, ModePlan, TierBytes, Verdict, VramPlan};
 use super::wear::{Writes, wear};
-use super::{batch, candidates, command, fixes, time};
+use super::{batch, candidates, command, fixes, time, words};
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::device::Machine;
@@ -51,7 +51,11 @@ pub fn judge_soon(x: &Inputs<'_>) -> Judged {
 /// Judges LoRA by `fit`.
 pub fn judge_fit(x: &Inputs<'_>, fit: Fit) -> Judged {
     let mut problems = blockers(x);
-    problems.extend(fit.problems.iter().cloned());
+    // A fit for another device than the one asked for has nothing to say.
+    if no_gpu(x).is_none() {
+        problems.extend(fit.problems.iter().cloned());
+    }
+    problems.extend(no_space(x));
     let on_disk = fit.tiers.contains(&TierName::Disk);
     if problems.is_empty() && on_disk {
         problems.extend(x.machine.disk.refuses_streaming(x.config.stream.allow_hdd));
@@ -70,9 +74,10 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let walk = loads(x.model, x.job, &fit);
     let seconds = time::forecast(x.model, x.job, x.machine, &fit);
     let infeasible = verdict == Verdict::Infeasible;
-    let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit, &walk) };
+    let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit) };
     reasons.extend(fit.notes.iter().cloned());
-    reasons.extend(x.checkpoint.plan_only.iter().map(|why| format!("a plan only: {why}")));
+    reasons.extend(clipped(x, &fit));
+    reasons.extend(x.checkpoint.plan_only.iter().map(|why| format!("this is a plan only: {why}")));
     let (fix, fix_command) = fixes::lora(x, verdict);
     let fix_command = fix_command.filter(|_| x.checkpoint.plan_only.is_none());
     let resident = fit.tiers.iter().filter(|t| **t == TierName::Vram).count();
@@ -83,7 +88,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         reasons,
         nearest_fix: fix,
         fix_command,
-        tiers: tier_bytes(x.model, &fit.tiers),
+        tiers: tier_bytes(x.model, &fit.tiers, fit.stream.head),
         per_step: walk.per_step(),
         sweeps: walk.sweeps(),
         seconds_per_step: seconds,
@@ -114,8 +119,8 @@ pub fn writes(x: &Inputs<'_>) -> Writes {
     Writes { step: Bytes::ZERO, save: of(3), once: of(1) }
 }
 
-/// Space on the drive: the download, the checkpoints kept, the adapter.
-fn space(x: &Inputs<'_>) -> VramPlan {
+/// What the results folder has to hold: the checkpoints kept, and the adapter.
+fn result_terms(x: &Inputs<'_>) -> Terms {
     let w = writes(x);
     let t = &x.config.train;
     // A new checkpoint is whole before an old one goes; without a limit all stay.
@@ -125,13 +130,54 @@ fn space(x: &Inputs<'_>) -> VramPlan {
         (_, 0) => most.unwrap_or(1),
         (_, limit) => most.map_or(limit.saturating_add(1), |m| m.min(limit.saturating_add(1))),
     };
-    let mut terms = Terms::new();
-    if x.checkpoint.not_here {
+    Terms::from([("checkpoints", Bytes(w.save.0.saturating_mul(kept).min(1 << 56))), ("adapter", w.once)])
+}
+
+/// The same in bytes.
+pub fn results_need(x: &Inputs<'_>) -> Bytes {
+    super::memory::total(&result_terms(x))
+}
+
+/// Space on the results' drive, and for the download where it is the same.
+fn space(x: &Inputs<'_>) -> VramPlan {
+    let mut terms = result_terms(x);
+    if x.checkpoint.not_here && x.machine.results_free.is_none() {
         terms.insert("download", x.checkpoint.total_bytes());
     }
-    terms.insert("checkpoints", Bytes(w.save.0.saturating_mul(kept).min(1 << 56)));
-    terms.insert("adapter", w.once);
-    VramPlan::of(&terms, x.machine.disk.free)
+    VramPlan::of(&terms, x.machine.results_free.unwrap_or(x.machine.disk.free))
+}
+
+/// Why what a run leaves finds no room, where it doesn't.
+pub fn no_space(x: &Inputs<'_>) -> Option<String> {
+    let space = space(x);
+    let items: Vec<String> = space.terms.iter().map(|(n, b)| format!("{b} {}", words::term(n))).collect();
+    let place = if x.machine.results_free.is_some() { " where results go" } else { "" };
+    (no_room(x).is_none() && space.total > space.budget)
+        .then(|| format!("needs {} of disk{place} ({}), {} is free", space.total, items.join(", "), space.budget))
+}
+
+/// Budgets that are not what the config says, and why.
+fn clipped(x: &Inputs<'_>, fit: &Fit) -> Vec<String> {
+    let s = &x.config.stream;
+    let mut notes = Vec::new();
+    let asked = Bytes(s.vram_budget.0);
+    match &x.machine.gpu {
+        _ if asked == Bytes::ZERO => {}
+        None => notes.push(format!("stream.vram_budget = {asked} is not used: there is no GPU")),
+        Some(_) if fit.vram.budget < asked => notes.push(format!(
+            "stream.vram_budget = {asked} is more than there is: the plan uses at most {}",
+            fit.vram.budget
+        )),
+        Some(_) => {}
+    }
+    let asked = Bytes(s.host_budget.0);
+    if asked > fit.host_limit.bytes {
+        notes.push(format!(
+            "stream.host_budget = {asked} is more than there is: RAM may hold {} of weights ({})",
+            fit.host_limit.bytes, fit.host_limit.source
+        ));
+    }
+    notes
 }
 
 /// Reasons that no placement can cure.
@@ -145,17 +191,21 @@ pub fn blockers(x: &Inputs<'_>) -> Vec<String> {
     if let Some(first) = odd.first().filter(|_| c.plan_only.is_none()) {
         let t = &c.tensors[*first];
         problems.push(format!(
-            "{} tensors are stored in a type this version can't train on; the first is '{}' ({})",
+            "{} tensors are stored in a type that this version can't train; the first is '{}' ({})",
             odd.len(),
             super::shape::clean(&t.name),
             super::shape::clean(t.dtype.name())
         ));
     }
     problems.extend(no_room(x));
-    if x.config.train.device == "cuda" && x.machine.gpu.is_none() {
-        problems.push("train.device = cuda, but this machine has no usable GPU".into());
-    }
+    problems.extend(no_gpu(x));
     problems
+}
+
+/// A GPU that is asked for and isn't there.
+fn no_gpu(x: &Inputs<'_>) -> Option<String> {
+    (x.config.train.device == "cuda" && x.machine.gpu.is_none())
+        .then(|| "train.device = cuda, but this machine has no usable GPU; doctor says why".into())
 }
 
 /// A download that the drive has no room for.
@@ -165,60 +215,72 @@ pub fn no_room(x: &Inputs<'_>) -> Option<String> {
         .then(|| format!("the download needs {need} of free space, the drive has {free}"))
 }
 
-fn lora_reasons(x: &Inputs<'_>, fit: &Fit, walk: &Loads) -> Vec<String> {
+fn lora_reasons(x: &Inputs<'_>, fit: &Fit) -> Vec<String> {
     let n = x.model.blocks.len();
     let count = |t: TierName| fit.tiers.iter().filter(|x| **x == t).count();
     let (v, r, d) = (count(TierName::Vram), count(TierName::Ram), count(TierName::Disk));
+    let gpu = x.machine.gpu.is_some();
     let mut reasons = Vec::new();
     if d > 0 {
-        let bytes = tier_bytes(x.model, &fit.tiers).disk;
-        reasons.push(format!("{d} of {n} blocks ({bytes}) stay on disk and are read in place; nothing is written"));
+        let bytes = fit.tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk);
+        let bytes: Bytes = bytes.map(|(_, b)| b.stored).sum();
+        reasons.push(format!("{d} of {n} layers ({bytes}) are read from the disk each step; nothing is written"));
         if x.config.stream.tier == "disk" {
-            reasons.push("stream.tier = disk keeps blocks out of host memory".into());
+            reasons.push("stream.tier = disk keeps layers out of RAM".into());
         } else {
-            reasons.push(format!("{} allows {} for weights", fit.host_limit.source, fit.host_limit.bytes));
+            reasons.push(format!("RAM may hold {} of weights: {}", fit.host_limit.bytes, fit.host_limit.source));
         }
         if x.machine.disk.kind == "hdd" {
             reasons.push("the drive is a hard disk: every step waits for it".into());
         }
     } else {
-        reasons.push("every block stays in memory: no byte of the base crosses the disk during a step".into());
+        reasons.push("the whole model stays in memory: a step reads nothing from the disk".into());
     }
-    let place = if x.machine.gpu.is_some() { "on the device" } else { "as f32 copies" };
-    reasons.push(format!(
-        "{v} blocks stay {place}, {r} wait in host memory, {d} on disk; {} ring slots, {} parts loaded a step",
-        fit.slots, walk.count
-    ));
+    let held = if gpu { "stay in VRAM" } else { "stay loaded" };
+    match (v, r) {
+        (0, 0) => {}
+        (0, r) => reasons.push(format!("{r} of {n} layers stream from RAM each step")),
+        (v, 0) => reasons.push(format!("{v} of {n} layers {held}")),
+        (v, r) => reasons.push(format!("{v} of {n} layers {held}; {r} stream from RAM each step")),
+    }
     let s = &fit.stream;
     if s.head.is_some() {
-        reasons.push("the head crosses the link once a step, in pieces: it has no place on the device".into());
+        reasons.push(format!("the output layer ({}) streams to the GPU each step", x.model.head_stored()));
     }
     if s.offload {
-        reasons.push("block inputs wait for the backward pass in host memory".into());
+        reasons.push("layer inputs wait in RAM for the backward pass".into());
     }
     if s.split {
-        reasons.push("a block is larger than its slots: its parts are loaded for each use".into());
+        reasons.push("a layer is larger than the memory left for it: it is loaded part by part".into());
     }
-    if x.machine.gpu.is_none() {
-        reasons.push("no GPU: blocks are computed in f32 on the processor".into());
+    if !gpu {
+        reasons.push("no GPU: everything is computed on the CPU, in f32".into());
     }
-    if x.job.lowest > 0 {
-        reasons.push(format!("blocks 0 to {} run forward only: one visit a step", x.job.lowest - 1));
+    match x.job.lowest {
+        0 => {}
+        1 => reasons.push("layer 0 has no adapter: it only runs forward".into()),
+        k => reasons.push(format!("layers 0 to {} have no adapter: they only run forward", k - 1)),
     }
     reasons
 }
 
-/// Bytes as stored per tier; head and norms count as device memory, an untied embedding as host memory.
-pub fn tier_bytes(m: &Model, tiers: &[TierName]) -> TierBytes {
+/// Bytes as stored per tier; head and norms count as device memory unless the head streams from elsewhere, an untied
+/// embedding as host memory.
+pub fn tier_bytes(m: &Model, tiers: &[TierName], head: Option<TierName>) -> TierBytes {
     let sum = |tier: TierName| -> Bytes {
         tiers.iter().zip(&m.blocks).filter(|(t, _)| **t == tier).map(|(_, b)| b.stored).sum()
     };
-    let (head, embed) = if m.tied { (m.embed, Bytes::ZERO) } else { (m.head, m.embed) };
-    TierBytes {
-        vram: sum(TierName::Vram) + head + m.final_norm,
-        ram: sum(TierName::Ram) + embed,
-        disk: sum(TierName::Disk),
+    let mut bytes =
+        TierBytes { vram: sum(TierName::Vram) + m.final_norm, ram: sum(TierName::Ram), disk: sum(TierName::Disk) };
+    let (head_bytes, embed) = if m.tied { (m.embed, Bytes::ZERO) } else { (m.head, m.embed) };
+    match head.unwrap_or(TierName::Vram) {
+        TierName::Vram => bytes.vram += head_bytes,
+        // A tied head is the embedding, whose rows are gathered in host memory.
+        TierName::Disk if !m.tied => bytes.disk += head_bytes,
+        _ => bytes.ram += head_bytes,
     }
+    bytes.ram += embed;
+    bytes
 }
 
 /// Tier of each block, for the report.

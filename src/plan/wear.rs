@@ -95,7 +95,7 @@ pub fn cliff(disk: &Disk, step: Bytes) -> Option<String> {
     let (slc, slow) = disk.slc.zip(disk.write_after_slc)?;
     (step > slc && slow < disk.write).then(|| {
         format!(
-            "a step writes {step}, the drive's fast cache takes {slc}: the rest is written at {} instead of {}",
+            "each step writes {step}, the drive's fast cache takes {slc}: the rest is written at {} instead of {}",
             crate::units::rate(slow),
             crate::units::rate(disk.write)
         )

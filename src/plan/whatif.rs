@@ -45,8 +45,18 @@ impl Edit {
         }
         let rated = ["read", "write", "link"].contains(&key.as_str());
         let digits = if rated { value.strip_suffix("/s").unwrap_or(value) } else { value };
-        let bytes = ByteSize::parse(digits).filter(|b| b.0 > 0 && b.0 < 1 << 56).map(|b| b.0).ok_or_else(|| {
-            let like = if rated { "\"7 GB/s\"" } else { "\"32 GB\" or \"2 TB\"" };
+        // A drive's rating is counted in TB, as `wear.tbw` is.
+        let read = if key == "tbw" {
+            crate::config::terabytes(digits).map(|t| ByteSize((t * 1e12) as u64))
+        } else {
+            ByteSize::parse(digits)
+        };
+        let bytes = read.filter(|b| b.0 > 0 && b.0 < 1 << 56).map(|b| b.0).ok_or_else(|| {
+            let like = match key.as_str() {
+                "tbw" => "\"600 TB\" or 600",
+                _ if rated => "\"7 GB/s\"",
+                _ => "\"32 GB\" or \"2 TB\"",
+            };
             Error::usage(format!("what-if '{shown}': expected a value such as {like}"))
         })?;
         Ok(match key.as_str() {
@@ -62,17 +72,21 @@ impl Edit {
 
     /// Makes the change; one for a card that isn't there changes nothing.
     pub fn change(&self, m: &mut Machine) {
-        let other = |now: Bytes, part: Bytes, to: u64| Bytes(to).saturating_sub(now.saturating_sub(part));
+        // What is left of `to` beside what is in use, and what is missing for that.
+        let other = |now: Bytes, free: Bytes, lacking: Bytes, to: u64| {
+            let used = now.saturating_sub(free) + lacking;
+            (Bytes(to).saturating_sub(used), used.saturating_sub(Bytes(to)))
+        };
         match *self {
             Edit::Ram(to) => {
                 let share = m.ram.pinnable.0 as f64 / m.ram.total.0.max(1) as f64;
-                m.ram.available = other(m.ram.total, m.ram.available, to);
+                (m.ram.available, m.ram.lacking) = other(m.ram.total, m.ram.available, m.ram.lacking, to);
                 m.ram.pinnable = Bytes((to as f64 * share.min(1.0)) as u64);
                 m.ram.total = Bytes(to);
             }
             Edit::Vram(to) => {
                 if let Some(g) = &mut m.gpu {
-                    g.vram_free = other(g.vram_total, g.vram_free, to);
+                    (g.vram_free, g.vram_lacking) = other(g.vram_total, g.vram_free, g.vram_lacking, to);
                     g.vram_total = Bytes(to);
                 }
             }

@@ -176,6 +176,7 @@ impl Services for Desk {
     fn what_if(&mut self, config: &RunConfig, edits: &[plan::Edit]) -> Result<PlanReport> {
         let dir = self.checkpoint(config)?.dir.clone();
         let mut machine = self.machine(config, &dir)?;
+        machine.results_free = device::results_free(config, &dir, &self.results(config));
         if config.machine.is_none() {
             machine.past = self.learned(config, &machine);
         }

@@ -32,7 +32,7 @@ fn a_measured_drive_is_kept_and_later_plans_use_its_rate() {
     let model = model.to_str().unwrap();
     let source = |args: &[&str]| json(&run(&state, args))["machine"]["source"].as_str().unwrap_or("").to_string();
     let plan = ["plan", model, "--json"];
-    assert!(source(&plan).contains("disk rates assumed"), "{}", source(&plan));
+    assert!(source(&plan).contains("disk speed guessed"), "{}", source(&plan));
 
     let out = run(&state, &["bench", "disk", model, "--seconds", "1.1", "--no-save", "--json"]);
     if !out.status.success() {
@@ -79,7 +79,7 @@ fn a_hostile_file_of_calibrations_stops_no_plan() {
         std::fs::write(&file, text).unwrap();
         let out = run(&state, &["plan", model.to_str().unwrap(), "--json"]);
         let source = json(&out)["machine"]["source"].to_string();
-        assert!(source.contains("ignored") && source.contains("assumed"), "{source}");
+        assert!(source.contains("ignored") && source.contains("guessed"), "{source}");
         assert!(!source.contains("u001b"), "{source}");
     }
 }

@@ -58,9 +58,11 @@ pub fn machine() -> Machine {
             total: Bytes(16 * GB),
             available: Bytes(9 * GB),
             pinnable: Bytes(8 * GB),
+            lacking: Bytes::ZERO,
             limited_by: "host".into(),
         },
         disk: Disk { kind: "nvme".into(), read: 3e9, write: 1e9, free: Bytes(GB), ..Disk::default() },
+        results_free: None,
         cpu_flops: 1e11,
         past: Default::default(),
     }

@@ -82,6 +82,13 @@ pub fn describe_in(roots: &Roots, path: &Path) -> Drive {
     }
 }
 
+/// Free space below `results` where that is another volume than `model`'s; `None` where it is the same.
+#[must_use]
+pub fn free_elsewhere(model: &Path, results: &Path) -> Option<Bytes> {
+    let (model, results) = (describe(model), describe(results));
+    if model.id == results.id { None } else { results.free() }
+}
+
 /// Sustained rates `(read, write)` in bytes per second to assume for a kind of drive until it is measured.
 #[must_use]
 pub fn assumed_rates(kind: &str) -> (f64, f64) {

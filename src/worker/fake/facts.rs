@@ -36,6 +36,7 @@ pub fn machine() -> Machine {
             total: Bytes(16 * GB),
             available: Bytes(11_200_000_000),
             pinnable: Bytes(8 * GB),
+            lacking: Bytes::ZERO,
             limited_by: "host".into(),
         },
         disk: Disk {
@@ -46,6 +47,7 @@ pub fn machine() -> Machine {
             tbw: Some(Bytes(300_000 * GB)),
             ..Disk::default()
         },
+        results_free: None,
         cpu_flops: 2.0e11,
         past: Default::default(),
     }

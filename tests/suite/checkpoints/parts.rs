@@ -275,7 +275,11 @@ fn case_ck_31_experts_can_be_planned_with_adapters_on_attention_only() {
             assert!(e.to_string().contains(word), "'{word}' is not in: {e}");
         }
         let report = plan::plan(&c, &machine, &config(&[("lora.targets", "q_proj,o_proj")])).unwrap();
-        assert!(report.notes.iter().any(|n| n.contains("by target: q_proj 4, o_proj 4")), "{:?}", report.notes);
+        assert!(
+            report.notes.iter().any(|n| n.contains("adapters in all layers: q_proj, o_proj")),
+            "{:?}",
+            report.notes
+        );
         assert_eq!(report.modes.lora.verdict, plan::Verdict::Ram);
     }
     let d = dir();

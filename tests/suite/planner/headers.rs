@@ -61,7 +61,7 @@ fn the_seeds_table_from_the_headers() {
         assert_eq!(l.wear.written_per_step, Bytes(0));
         // Full finetuning dies of wear for all of them, as with the seed.
         assert_eq!(f.verdict, Verdict::Infeasible, "{name}");
-        assert!(f.reasons.iter().any(|r| r.starts_with("wear: ")), "{name}: {:?}", f.reasons);
+        assert!(f.reasons.iter().any(|r| r.starts_with("SSD wear: ")), "{name}: {:?}", f.reasons);
         assert!(f.wear.steps_to_tbw.unwrap() < 5000, "{name}");
         assert!(f.nearest_fix.is_some(), "{name}");
     }
@@ -86,7 +86,7 @@ fn what_does_not_fit_says_what_would() {
     assert!(l.candidates.iter().all(|c| c.verdict == Verdict::Infeasible));
     let p = of("qwen3-vl-8b");
     let fix = p.modes.lora.nearest_fix.unwrap();
-    assert!(fix.contains("more RAM would keep every block in memory") || fix.contains("GB card"), "{fix}");
+    assert!(fix.contains("more RAM would keep the whole model in memory") || fix.contains("GB card"), "{fix}");
     // MXFP4 is smaller than FP8: no candidate.
     let formats: Vec<String> = of("gpt-oss-120b").modes.lora.candidates.into_iter().map(|c| c.format).collect();
     assert_eq!(formats, ["nf4"]);

@@ -57,7 +57,7 @@ fn more_memory_is_told_to_the_gigabyte() {
     let p = lora(&c, &m, &|_| {});
     assert_eq!(p.verdict, Verdict::LoraDisk);
     let fix = p.nearest_fix.unwrap();
-    assert!(fix.ends_with("would keep every block in memory"), "{fix}");
+    assert!(fix.ends_with("would keep the whole model in memory"), "{fix}");
     let gb = amount(&fix, " GB more RAM");
     let with = |gb: u64| {
         let m = whatif::edited(&m, &[Edit::Ram(m.ram.total.0 + gb * GB)]).unwrap();
@@ -74,7 +74,7 @@ fn a_setting_that_only_lifts_a_limit_comes_before_hardware() {
     assert_eq!(fix(&|_| {}), None);
     assert_eq!(
         fix(&|c| c.stream.tier = "disk".into()).as_deref(),
-        Some("set stream.tier = auto to keep every block in memory")
+        Some("set stream.tier = auto to keep the whole model in memory")
     );
     let budget = fix(&|c| c.stream.host_budget = ByteSize(400_000)).unwrap();
     assert!(budget.starts_with("set stream.host_budget = 0"), "{budget}");
@@ -144,7 +144,7 @@ fn fewer_steps_than_the_least_are_refused_unless_overridden() {
     let refused = full(&|_| {});
     assert_eq!(refused.verdict, Verdict::Infeasible);
     assert!(
-        refused.reasons[0].contains("3113 steps") && refused.reasons[0].contains("wear.min_steps = 5000"),
+        refused.reasons[0].contains("3113 such steps") && refused.reasons[0].contains("wear.min_steps = 5000"),
         "{:?}",
         refused.reasons
     );
