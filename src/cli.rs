@@ -170,7 +170,8 @@ fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<Ex
     let results = config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
     let mut machine = device::machine(config, Some(&opened.dir))?;
     machine.results_free = device::results_free(config, &opened.dir, &results);
-    let mut report = plan::plan_what_if(&opened, &machine, config, &edits)?;
+    let data = crate::worker::desk::lengths(config, &opened);
+    let mut report = plan::plan_for(&opened, &machine, config, &edits, data.as_ref())?;
     report::with_ledger(&mut report, config, &report::list(&results));
     loaded.notes.iter().for_each(|n| print::progress(n));
     if json {

@@ -32,8 +32,9 @@ pub use template::Date;
 use crate::checkpoint::Checkpoint;
 use crate::clock;
 use crate::config::RunConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{DataFacts, Stage};
+use std::time::{Duration, Instant};
 
 /// One tokenised row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,6 +75,20 @@ pub struct Dataset {
 /// Any fault of files, rows or template that isn't allowed by a flag; names file and line. No usable row.
 pub fn prepare(config: &RunConfig, checkpoint: &Checkpoint, progress: &mut dyn FnMut(Stage)) -> Result<Dataset> {
     prepare_dated(config, checkpoint, None, progress, &|| Ok(()))
+}
+
+/// Tokens of each training row of `config.data`; `None` where there are none, the data can't be used (the run says why), or
+/// looking takes longer than `within`.
+#[must_use]
+pub fn lengths(config: &RunConfig, checkpoint: &Checkpoint, within: Duration) -> Option<Vec<usize>> {
+    if config.data.files.is_empty() {
+        return None;
+    }
+    let begun = Instant::now();
+    // Only an end to the work: nobody reads it.
+    let late = || if begun.elapsed() > within { Err(Error::run("looking at the data takes too long")) } else { Ok(()) };
+    let data = prepare_dated(config, checkpoint, None, &mut |_| (), &late).ok()?;
+    Some(data.train.iter().map(|r| r.ids.len()).collect())
 }
 
 /// [`prepare`] with the template's date given, as [`DataFacts::template_date`] writes it (`None`: today). `stop` is

@@ -16,6 +16,8 @@ pub mod nvml;
 pub mod nvrtc;
 pub mod pool;
 pub mod probe;
+#[cfg(feature = "torch")]
+pub mod products;
 pub mod profile;
 pub mod roots;
 #[cfg(feature = "torch")]
@@ -36,7 +38,8 @@ pub fn results_free(config: &RunConfig, model_dir: &Path, results: &Path) -> Opt
     config.machine.is_none().then(|| disk::free_elsewhere(model_dir, results)).flatten()
 }
 
-/// Measures this machine once, or reads `config.machine`'s profile. Takes well under a second.
+/// Measures this machine once, or reads `config.machine`'s profile. Takes well under a second: where blocks will compute
+/// on a processor that was never calibrated, a few products are timed.
 ///
 /// `model_dir`'s drive is the one described; `config.stream` budgets are not applied here. With `train.device = cpu`
 /// the GPU is left alone and out.
@@ -51,6 +54,10 @@ pub fn machine(config: &RunConfig, model_dir: Option<&Path>) -> Result<Machine> 
     };
     if !use_gpu {
         machine.gpu = None;
+    }
+    #[cfg(feature = "torch")]
+    if config.machine.is_none() && machine.gpu.is_none() {
+        probe::look_at_products(&mut machine);
     }
     Ok(machine)
 }

@@ -8,6 +8,21 @@ use crate::clock;
 use crate::units::Bytes;
 use std::path::Path;
 
+/// What `source` says of a processor that nobody measured.
+const CPU_GUESSED: &str = "CPU speed guessed from its cores and clock";
+
+/// Times a few products in place of a guessed rate of the processor.
+#[cfg(feature = "torch")]
+pub fn look_at_products(machine: &mut Machine) {
+    if !machine.source.contains(CPU_GUESSED) {
+        return;
+    }
+    if let Some(flops) = super::products::quick_cpu_flops() {
+        machine.cpu_flops = flops;
+        machine.source = machine.source.replace(CPU_GUESSED, "CPU speed from a quick look at products");
+    }
+}
+
 /// Describes this machine: under a second, no benchmark, nothing written. Rates are those of saved calibrations, the
 /// others are assumed; `source` says which.
 ///
@@ -42,7 +57,7 @@ pub fn measure_with(roots: &Roots, saved: &Calibration, now: u64, model_dir: Opt
     let disk = describe_disk(roots, saved, model_dir.unwrap_or(Path::new(".")), &mut applied, &mut notes);
     let (name, threads) = host::cpu();
     let cpu_flops = applied.cpu(saved, &name, threads).unwrap_or_else(|| {
-        notes.push("CPU speed guessed from its cores and clock".into());
+        notes.push(CPU_GUESSED.into());
         host::cpu_flops()
     });
     if wsl {

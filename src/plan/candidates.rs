@@ -43,7 +43,7 @@ fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Optio
         problems.push(format!("packing needs {need} of free space{beside}, the drive has {free}"));
     }
     let verdict = if problems.is_empty() { judged.verdict } else { Verdict::Infeasible };
-    let range = time::forecast(&m, x.job, x.machine, &judged.fit);
+    let range = time::forecast(&m, &x.job.timed(), x.machine, &judged.fit);
     let later = "not trainable in this version yet";
     let note = match problems.first() {
         Some(p) => format!("{p}; {later}"),

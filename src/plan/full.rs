@@ -336,7 +336,7 @@ impl Draft {
         let at = |write: f64| {
             let mut machine = x.machine.clone();
             machine.disk.write = write;
-            time::forecast_full(x.model, &self.job, &machine, step.disk_read.0 as f64, step.written.0 as f64)
+            time::forecast_full(x.model, &self.job.timed(), &machine, step.disk_read.0 as f64, step.written.0 as f64)
         };
         let disk = &x.machine.disk;
         let low = at(wear::write_rate(disk, step.written));

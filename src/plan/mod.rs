@@ -10,6 +10,7 @@ mod fit;
 mod fixes;
 mod full;
 pub mod ledger;
+pub mod lengths;
 pub mod made;
 mod memory;
 mod moments;
@@ -29,6 +30,7 @@ pub mod words;
 pub mod work;
 
 pub use explain::{explain, percent, wear_text};
+pub use lengths::Lengths;
 pub use peer::soup_vram;
 pub use shape::lowest_trainable;
 pub use types::*;
@@ -50,14 +52,30 @@ const UNEQUAL: f64 = 1.25;
 /// # Errors
 /// The config names something the checkpoint doesn't have (a target, a fraction out of range).
 pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> Result<PlanReport> {
+    plan_for(checkpoint, machine, config, &[], None)
+}
+
+/// The same for `machine` with `edits` made (what if it were another?) and, where `data` is known, with the seconds of
+/// its rows.
+///
+/// # Errors
+/// As [`plan`], or an edit is for a card that isn't there.
+pub fn plan_for(
+    checkpoint: &Checkpoint,
+    machine: &Machine,
+    config: &RunConfig,
+    edits: &[Edit],
+    data: Option<&Lengths>,
+) -> Result<PlanReport> {
     if checkpoint.blocks.is_empty() {
         return Err(Error::checkpoint(format!("'{}' has no decoder blocks", shape::clean(&checkpoint.name))));
     }
-    let mut machine = machine.clone();
+    let mut machine = whatif::edited(machine, edits)?;
     if config.train.device == "cpu" {
         machine.gpu = None;
     }
-    let job = Job::of(config, checkpoint)?;
+    let mut job = Job::of(config, checkpoint)?;
+    job.seen = data.map(|d| d.padded(job.rows).min(job.length));
     let model = Model::of(checkpoint, machine.gpu.is_none());
     let x = verdict::Inputs { checkpoint, machine: &machine, config, model: &model, job: &job };
     let lora = verdict::lora(&x);
@@ -70,8 +88,9 @@ pub fn plan(checkpoint: &Checkpoint, machine: &Machine, config: &RunConfig) -> R
         bytes: checkpoint.total_bytes(),
         n_blocks: checkpoint.blocks.len(),
         parts: parts(&model),
-        what_if: Vec::new(),
-        notes: notes(checkpoint, &model, &machine, &job),
+        what_if: edits.iter().map(Edit::words).collect(),
+        notes: notes(checkpoint, &model, &machine, &job, data),
+        data: data.cloned(),
         ceilings: ceilings::ceilings(&x),
         ledger: None,
         modes,
@@ -89,9 +108,7 @@ pub fn plan_what_if(
     config: &RunConfig,
     edits: &[Edit],
 ) -> Result<PlanReport> {
-    let mut report = plan(checkpoint, &whatif::edited(machine, edits)?, config)?;
-    report.what_if = edits.iter().map(Edit::words).collect();
-    Ok(report)
+    plan_for(checkpoint, machine, config, edits, None)
 }
 
 /// Facts about the checkpoint's parts.
@@ -125,7 +142,7 @@ pub fn past_positions(what: &str, tokens: u64, positions: usize) -> String {
     )
 }
 
-fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String> {
+fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job, data: Option<&Lengths>) -> Vec<String> {
     let mut notes = c.notes.clone();
     let (first, second) = two_largest(m);
     if second > Bytes::ZERO && first.0 as f64 > UNEQUAL * second.0 as f64 {
@@ -155,6 +172,7 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job) -> Vec<String>
     let last = m.blocks.len() - 1;
     let where_to = if job.lowest == 0 { "all layers".into() } else { format!("layers {} to {last}", job.lowest) };
     notes.push(format!("adapters in {where_to}: {}", job.targets.join(", ")));
+    notes.extend(data.map(|d| d.words(job.length)));
     notes.push(time::margins(machine));
     notes
 }

@@ -316,6 +316,8 @@ pub struct Job {
     pub rows: u64,
     /// Longest row, tokens.
     pub length: u64,
+    /// Tokens that a row of a micro-batch takes on average; `None` = unknown, all are as long as `length`.
+    pub seen: Option<u64>,
     /// Micro-batches in a step.
     pub micro: u64,
     /// Rank.
@@ -395,6 +397,7 @@ impl Job {
         Ok(Job {
             rows: t.per_device_train_batch_size as u64,
             length: config.data.max_length as u64,
+            seen: None,
             micro: t.gradient_accumulation_steps as u64,
             r: l.r as u64,
             targets: l.targets.clone(),
@@ -406,6 +409,10 @@ impl Job {
         })
     }
 
+    /// The job as its data makes it on average: for seconds, never for memory.
+    pub fn timed(&self) -> Job {
+        Job { length: self.seen.unwrap_or(self.length), ..self.clone() }
+    }
     /// Tokens of one micro-batch, at most.
     pub fn micro_tokens(&self) -> u64 {
         self.rows.saturating_mul(self.length)

@@ -66,6 +66,9 @@ pub struct PlanReport {
     /// What was edited of the machine before planning, as `ram = 32 GB`; empty for the machine as it is.
     #[serde(default)]
     pub what_if: Vec<String>,
+    /// Lengths of the data's rows, where they were looked at: what the seconds are for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<super::Lengths>,
     /// Notes of the checkpoint and of the planner.
     pub notes: Vec<String>,
     /// The largest model that the machine could train, by mode, and what binds.

@@ -72,7 +72,7 @@ pub fn judge_fit(x: &Inputs<'_>, fit: Fit) -> Judged {
 pub fn lora(x: &Inputs<'_>) -> ModePlan {
     let Judged { fit, problems, verdict } = judge(x);
     let walk = loads(x.model, x.job, &fit);
-    let seconds = time::forecast(x.model, x.job, x.machine, &fit);
+    let seconds = time::forecast(x.model, &x.job.timed(), x.machine, &fit);
     let infeasible = verdict == Verdict::Infeasible;
     let mut reasons = if infeasible { problems } else { lora_reasons(x, &fit) };
     reasons.extend(fit.notes.iter().cloned());

@@ -5,15 +5,16 @@ use super::gauges::{GaugeSource, with_drive};
 use super::handle::RunHandle;
 use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::RunConfig;
+use crate::config::{DataSection, RunConfig};
 use crate::device::{self, Machine, Past};
 use crate::engine::{Engine, Fetched, Job, ModelEntry, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind};
-use crate::plan::{self, ModePlan, PlanReport, Verdict};
+use crate::plan::{self, Lengths, ModePlan, PlanReport, Verdict};
 use crate::report::{self, Recorder};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Facts about this build and machine for `env.json`.
 pub type EnvSource = Box<dyn Fn(&RunConfig, &Machine) -> serde_json::Value>;
@@ -47,13 +48,36 @@ pub struct Desk {
     /// What those runs teach the planner about a card (by its UUID) or the processor; read once after each run.
     learned: Option<(Option<String>, BTreeMap<String, Past>)>,
     fetch: Fetch,
+    /// Lengths of the data's rows, as last looked at.
+    looked: Option<(Looked, Option<Lengths>)>,
+}
+
+/// Model, settings of the data, and when its files were changed.
+type Looked = (String, DataSection, Vec<Option<SystemTime>>);
+
+/// Longest that a plan looks at the data: a plan answers at once.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Lengths of the rows that `config` trains on; `None` where no data is named, it can't be used, or there is too much of it.
+#[must_use]
+pub fn lengths(config: &RunConfig, checkpoint: &Checkpoint) -> Option<Lengths> {
+    Lengths::of(crate::data::lengths(config, checkpoint, LOOK)?)
 }
 
 impl Desk {
     /// A desk with nothing on it.
     #[must_use]
     pub fn new(options: DeskOptions) -> Desk {
-        Desk { options, opened: None, measured: None, run: None, listed: None, learned: None, fetch: Fetch::default() }
+        Desk {
+            options,
+            opened: None,
+            measured: None,
+            run: None,
+            listed: None,
+            learned: None,
+            fetch: Fetch::default(),
+            looked: None,
+        }
     }
 
     fn results(&self, config: &RunConfig) -> PathBuf {
@@ -108,6 +132,18 @@ impl Desk {
         let machine = device::machine(config, Some(dir))?;
         self.measured = Some((config.machine.clone(), dir.to_path_buf(), machine.clone()));
         Ok(machine)
+    }
+
+    /// Lengths of the data's rows, looked at once for the same settings and files.
+    fn lengths(&mut self, config: &RunConfig) -> Result<Option<Lengths>> {
+        let changed = |f: &PathBuf| std::fs::metadata(f).and_then(|m| m.modified()).ok();
+        let times = config.data.files.iter().map(changed).collect();
+        let key = (config.model.path.clone(), config.data.clone(), times);
+        if self.looked.as_ref().is_none_or(|(at, _)| *at != key) {
+            let found = lengths(config, self.checkpoint(config)?);
+            self.looked = Some((key, found));
+        }
+        Ok(self.looked.as_ref().and_then(|(_, found)| found.clone()))
     }
 
     fn running(&self) -> bool {
@@ -180,7 +216,8 @@ impl Services for Desk {
         if config.machine.is_none() {
             machine.past = self.learned(config, &machine);
         }
-        let mut report = plan::plan_what_if(self.checkpoint(config)?, &machine, config, edits)?;
+        let data = self.lengths(config)?;
+        let mut report = plan::plan_for(self.checkpoint(config)?, &machine, config, edits, data.as_ref())?;
         report::with_ledger(&mut report, config, self.listed(config));
         Ok(report)
     }

@@ -74,6 +74,7 @@ pub fn plan() -> PlanReport {
     full.verdict = Verdict::Infeasible;
     full.seconds_per_step.high = f64::INFINITY;
     PlanReport {
+        data: None,
         schema: PLAN_SCHEMA,
         model: "org/T0".into(),
         params: 1_000,

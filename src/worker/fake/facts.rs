@@ -207,6 +207,7 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
         ..lora.clone()
     };
     Ok(PlanReport {
+        data: None,
         schema: PLAN_SCHEMA,
         model: model.name,
         params: model.params,

@@ -5,7 +5,7 @@ use super::{config, machine, of};
 use blockstream_tui::checkpoint::{Checkpoint, Dtype};
 use blockstream_tui::config::{ByteSize, RunConfig, load};
 use blockstream_tui::device::Machine;
-use blockstream_tui::plan::{Edit, ModePlan, Verdict, plan, plan_what_if, whatif};
+use blockstream_tui::plan::{Edit, Lengths, ModePlan, PlanReport, Verdict, plan, plan_for, plan_what_if, whatif};
 use blockstream_tui::units::{Bytes, GB};
 use proptest::prelude::*;
 
@@ -249,4 +249,67 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn case_fo_77a_seconds_follow_the_rows_of_the_data_and_memory_the_limit() {
+    let c = build(SMOL, Dtype::F16);
+    let (m, cfg) = (machine("cpu-only"), config(|c| c.train.per_device_train_batch_size = 4));
+    let with = |rows: Vec<usize>| plan_for(&c, &m, &cfg, &[], Lengths::of(rows).as_ref()).unwrap();
+    let (without, short) = (plan(&c, &m, &cfg).unwrap(), with(vec![30; 90]));
+    let seconds = |p: &PlanReport| p.modes.lora.seconds_per_step.high;
+    assert!(seconds(&short) * 10.0 < seconds(&without), "{} and {}", seconds(&short), seconds(&without));
+    assert_eq!(
+        (&short.modes.lora.host, &short.modes.lora.placement),
+        (&without.modes.lora.host, &without.modes.lora.placement)
+    );
+    assert_eq!(short.data.as_ref().map(|d| (d.rows, d.max, d.p99)), Some((90, 30, 30)));
+    assert!(short.notes.iter().any(|n| n.starts_with("your data: 90 rows, 30 tokens on average")), "{:?}", short.notes);
+    // Rows as long as the limit are what a plan without data thinks of; longer ones are cut.
+    assert_eq!(seconds(&with(vec![1024; 9])), seconds(&without));
+    assert_eq!(seconds(&with(vec![9999; 9])), seconds(&without));
+    assert!(!without.notes.iter().any(|n| n.contains("your data")));
+}
+
+#[test]
+fn case_fo_77b_a_plan_reads_the_data_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("rows.jsonl");
+    let row = |n: usize| format!("{{\"input_ids\":{:?}}}\n", vec![5; n]);
+    std::fs::write(&data, [3, 7, 20].map(row).concat()).unwrap();
+    let plan = |files: &str| -> serde_json::Value {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/headers/qwen3-vl-8b");
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_blockstream-tui"));
+        program.args(["plan", model, "--profile", "h200", "--set", "data.format=tokens", "--json"]);
+        let out = program.arg("--set").arg(format!("data.files={files}")).current_dir(dir.path()).output().unwrap();
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)))
+    };
+    let p = plan("rows.jsonl");
+    assert_eq!((p["data"]["rows"].as_u64(), p["data"]["max"].as_u64()), (Some(3), Some(20)), "{}", p["data"]);
+    assert!((p["data"]["mean"].as_f64().unwrap() - 10.0).abs() < 1e-9);
+    // Data that can't be read is the run's business, not the plan's.
+    assert!(plan("nowhere.jsonl")["data"].is_null());
+}
+
+/// The first plan on a machine that nobody calibrated knows the processor by a few products, not by its data sheet.
+#[cfg(feature = "torch")]
+#[test]
+fn case_fo_16d_an_unmeasured_processor_is_looked_at_before_planning() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/headers/qwen3-vl-8b");
+    let out = std::process::Command::new(env!("CARGO_BIN_EXE_blockstream-tui"))
+        .args(["plan", model, "--set", "train.device=cpu", "--json"])
+        .env("XDG_STATE_HOME", dir.path())
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let p: serde_json::Value = serde_json::from_slice(&out.stdout).expect("a plan");
+    let source = p["machine"]["source"].as_str().unwrap();
+    if blockstream_tui::device::gpu::driver_present() {
+        assert!(source.contains("CPU speed guessed"), "{source}");
+    } else {
+        assert!(source.contains("CPU speed from a quick look at products"), "{source}");
+        assert!(p["machine"]["cpu_flops"].as_f64().is_some_and(|f| (1e9..1e14).contains(&f)));
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a plan keeps nothing");
 }
