@@ -9,7 +9,7 @@
 //!
 //! In both lists a message may be `{role, content}` or `{from, value}`. `data.format` overrides the order.
 
-use super::messages::{Conversation, Reason, Turn, conversation, kind, turns};
+use super::messages::{Conversation, Reason, Turn, conversation, kind, turns, without_media};
 use super::template::clean;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value as Json};
@@ -104,6 +104,7 @@ impl Format {
         if !self.fits(row) {
             return Err(format!("the row isn't in the file's format ({})", self.name()));
         }
+        without_media(map)?;
         let example = match self {
             Format::Messages => Example::Conversation(conversation(map, "messages")?),
             Format::ShareGpt => {
@@ -312,7 +313,7 @@ mod tests {
         let Example::Conversation(c) = object else { panic!() };
         let call = &c.turns[1].message["tool_calls"][0]["function"]["arguments"];
         assert_eq!(call.to_string(), r#"{"x":1}"#);
-        assert_eq!(c.tools.unwrap()[0], schema[0]);
+        assert_eq!(c.tools.unwrap()[0], json!({"type": "function", "function": schema[0]}));
         let flat = json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"name": "b", "arguments": "{\"y\":\"s\"}"}]}]});
         let Example::Conversation(c) = Format::Messages.read(&flat).unwrap() else { panic!() };
         assert_eq!(c.turns[0].message["tool_calls"][0]["arguments"].to_string(), r#"{"y":"s"}"#);
@@ -335,6 +336,107 @@ mod tests {
             |p: Json| json!({"messages": [{"role": "user", "content": p}, {"role": "assistant", "content": "b"}]});
         assert_eq!(chat(&parts(json!([{"type": "text", "text": "x"}, {"type": "text", "text": "y"}])))[0].1, "xy");
         assert!(reason(&parts(json!([{"type": "image"}]))).contains("parts that aren't text"));
+    }
+
+    fn conversation_of(row: &Json) -> Conversation {
+        match Format::detect(row).unwrap().read(row).unwrap() {
+            Example::Conversation(c) => c,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A conversation whose assistant message also holds `key`.
+    fn with_field(key: &str, value: Json) -> Json {
+        let mut row = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]});
+        row["messages"][1][key] = value;
+        row
+    }
+
+    #[test]
+    fn case_fo_12b_a_mask_or_weight_is_used_or_refused() {
+        for (key, off, on) in [
+            ("weight", json!(0), json!(1)),
+            ("loss_weight", json!(0.0), json!(1.0)),
+            ("train", json!(false), json!(true)),
+            ("loss", json!(false), json!(true)),
+            ("mask", json!(true), json!(false)),
+        ] {
+            assert_eq!(reason(&with_field(key, off)), "no assistant turn to train", "{key}");
+            assert!(conversation_of(&with_field(key, on)).turns[1].train, "{key}");
+            assert!(conversation_of(&with_field(key, Json::Null)).turns[1].train, "{key}: null is absent");
+            assert!(reason(&with_field(key, json!(0.5))).contains(key), "{key}");
+            assert!(reason(&with_field(key, json!("x"))).contains(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn case_fo_22_tools_as_json_texts_are_read() {
+        let schema = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+        let mut row = with_field("name", json!("n"));
+        for tools in [json!([schema.to_string()]), json!([schema]), json!(json!([schema]).to_string())] {
+            row["tools"] = tools;
+            assert_eq!(conversation_of(&row).tools.unwrap(), [schema.clone()]);
+        }
+        row["tools"] = json!(["{broken"]);
+        assert_eq!(reason(&row), "a tool of `tools` isn't JSON");
+        row["tools"] = json!([5]);
+        assert_eq!(reason(&row), "a tool of `tools` is a number, not an object");
+    }
+
+    #[test]
+    fn case_fo_23_bare_tool_schemas_are_wrapped() {
+        let bare = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
+        let mut row = with_field("name", json!("n"));
+        for tools in [json!([bare]), json!([bare.to_string()])] {
+            row["tools"] = tools;
+            assert_eq!(conversation_of(&row).tools.unwrap(), [json!({"type": "function", "function": bare})]);
+        }
+    }
+
+    #[test]
+    fn case_fo_25_images_are_refused_by_their_field() {
+        for key in ["images", "image", "videos", "audio"] {
+            for mut row in [
+                with_field("name", json!("n")),
+                json!({"text": "<image> t"}),
+                json!({"prompt": "<image>", "completion": "c"}),
+                json!({"instruction": "i", "output": "o"}),
+            ] {
+                row[key] = json!(["a.png"]);
+                assert!(reason(&row).starts_with(&format!("`{key}` holds what isn't text")), "{row}");
+                row[key] = json!([]);
+                assert!(Format::detect(&row).unwrap().read(&row).is_ok(), "an empty list holds nothing: {row}");
+                row[key] = Json::Null;
+                assert!(Format::detect(&row).unwrap().read(&row).is_ok(), "{row}");
+            }
+            assert!(reason(&with_field(key, json!("a.png"))).contains(key));
+        }
+    }
+
+    #[test]
+    fn case_fo_29_roles_are_compared_without_case() {
+        for (name, role) in [
+            ("System", "system"),
+            ("USER", "user"),
+            ("Human", "user"),
+            ("GPT", "assistant"),
+            ("ASSISTANT", "assistant"),
+            ("Tool", "tool"),
+        ] {
+            let row = json!({"conversations": [{"from": name, "value": "x"}, {"from": "gpt", "value": "y"}]});
+            assert_eq!(conversation_of(&row).turns[0].role(), role, "{name}");
+        }
+    }
+
+    #[test]
+    fn case_fo_34_an_absent_content_stays_absent_and_null_stays_null() {
+        let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
+        let mut row = json!({"messages": [{"role": "assistant", "tool_calls": call}]});
+        assert!(conversation_of(&row).turns[0].message.get("content").is_none());
+        row["messages"][0]["content"] = Json::Null;
+        assert_eq!(conversation_of(&row).turns[0].message.get("content"), Some(&Json::Null));
+        row["messages"][0]["reasoning_content"] = Json::Null;
+        assert!(conversation_of(&row).turns[0].message.get("reasoning_content").is_none(), "null is absent");
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Turn {
     /// The content, where it is text.
     #[must_use]
     pub fn content(&self) -> Option<&str> {
-        self.message["content"].as_str()
+        self.message.get("content")?.as_str()
     }
     /// Thinking kept apart from the content, under any of its usual names.
     #[must_use]
@@ -55,13 +55,13 @@ pub struct Conversation {
     pub kwargs: Option<Map<String, Json>>,
 }
 
-/// The role a name stands for; `None` if nothing is known about it.
+/// The role a name stands for, whatever its case; `None` if nothing is known about it.
 fn role(name: &str) -> Option<&'static str> {
-    Some(match name {
+    Some(match name.trim().to_lowercase().as_str() {
         "system" => "system",
         "developer" => "developer",
-        "user" | "human" | "prompter" | "Human" | "User" => "user",
-        "assistant" | "gpt" | "model" | "chatgpt" | "bot" | "ai" | "bard" | "bing" | "Assistant" => "assistant",
+        "user" | "human" | "prompter" => "user",
+        "assistant" | "gpt" | "model" | "chatgpt" | "bot" | "ai" | "bard" | "bing" => "assistant",
         "tool" | "function" | "observation" | "function_response" | "tool_response" | "ipython" => "tool",
         "function_call" | "tool_call" => "function_call",
         _ => return None,
@@ -73,6 +73,7 @@ fn role(name: &str) -> Option<&'static str> {
 /// # Errors
 /// Why the row can't be used.
 pub fn conversation(row: &Map<String, Json>, key: &str) -> Result<Conversation, Reason> {
+    without_media(row)?;
     let mut out = Conversation { turns: turns(&row[key], key, true)?, tools: tools(row)?, kwargs: None };
     if let Some(Json::String(system)) = row.get("system")
         && !system.trim().is_empty()
@@ -82,6 +83,28 @@ pub fn conversation(row: &Map<String, Json>, key: &str) -> Result<Conversation, 
     }
     out.kwargs = row.get("chat_template_kwargs").and_then(Json::as_object).cloned();
     Ok(out)
+}
+
+/// Fields of a row or message that hold what no text model sees.
+const MEDIA: [&str; 9] =
+    ["images", "image", "videos", "video", "audios", "audio", "image_url", "pixel_values", "bboxes"];
+
+/// Refuses images, video and sound by the field that holds them: their places in the text would train as letters.
+///
+/// # Errors
+/// The field's name.
+pub fn without_media(map: &Map<String, Json>) -> Result<(), Reason> {
+    let filled = |v: &Json| match v {
+        Json::Null | Json::Bool(false) => false,
+        Json::String(s) => !s.is_empty(),
+        Json::Array(items) => items.iter().any(|i| !i.is_null()),
+        Json::Object(map) => !map.is_empty(),
+        _ => true,
+    };
+    match MEDIA.into_iter().find(|key| map.get(*key).is_some_and(filled)) {
+        Some(key) => Err(format!("`{key}` holds what isn't text; only text is trained")),
+        None => Ok(()),
+    }
 }
 
 /// Turns out of a list of messages; assistant turns of which may be trained if `train`.
@@ -102,7 +125,10 @@ fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
     let Json::Object(map) = item else {
         return Err(format!("a message is {}, not an object", kind(item)));
     };
+    without_media(map)?;
     let mut map = map.clone();
+    // A null says that there is nothing; only `content` keeps one, since templates ask for it by `is none`.
+    map.retain(|key, value| !value.is_null() || key == "content" || key == "value");
     let (role_key, name) = match (map.get("role"), map.get("from")) {
         (Some(Json::String(name)), _) => ("role", name.clone()),
         (None, Some(Json::String(name))) => ("from", name.clone()),
@@ -114,7 +140,8 @@ fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
     };
     let mut content = text(map.get(content_key).unwrap_or(&Json::Null))
         .map_err(|what| format!("`{content_key}` of a message is {what}, not text"))?;
-    if role == "function_call" {
+    let called = role == "function_call";
+    if called {
         role = "assistant";
         let call =
             content.as_deref().and_then(|c| serde_json::from_str::<Json>(c).ok()).filter(|c| c.get("name").is_some());
@@ -137,19 +164,40 @@ fn turn(item: &Json, index: usize, train: bool) -> Result<Turn, Reason> {
     }
     // `role` and `content` under their one spelling, then whatever else the data holds, in its order: templates that
     // print a whole message show it.
-    let weight = map.get("weight").is_none_or(|w| w.as_f64() != Some(0.0));
-    let wanted = map.get("train").is_none_or(|t| t != &Json::Bool(false));
+    let absent = content.is_none() && !map.contains_key(content_key) && !called;
+    let wanted = trains(&map)?;
     let mut message = Map::new();
     message.insert("role".into(), role.into());
-    message.insert("content".into(), content.map_or(Json::Null, Json::String));
-    let own = [role_key, content_key, "role", "content", "weight", "train"];
+    if !absent {
+        message.insert("content".into(), content.map_or(Json::Null, Json::String));
+    }
+    let own = [role_key, content_key, "role", "content", "weight", "train", "loss", "loss_weight", "mask"];
     message.extend(map.into_iter().filter(|(k, _)| !own.contains(&k.as_str())));
-    let turn = Turn { message: Json::Object(message), train: train && weight && wanted };
+    let turn = Turn { message: Json::Object(message), train: train && wanted };
     let silent = turn.content().is_none_or(|c| c.trim().is_empty()) && turn.reasoning().is_none_or(str::is_empty);
     if role == "assistant" && silent && !turn.calls_tools() {
         return Err("an assistant turn is empty".into());
     }
     Ok(turn)
+}
+
+/// Whether a message may be trained, by `weight`, `loss_weight` (0 or 1), `train`, `loss` (true or false) and `mask`
+/// (true: left out).
+fn trains(map: &Map<String, Json>) -> Result<bool, Reason> {
+    let mut wanted = true;
+    for key in ["weight", "loss_weight", "train", "loss", "mask"] {
+        let Some(value) = map.get(key) else { continue };
+        let on = match (value, value.as_f64()) {
+            (Json::Bool(on), _) => *on,
+            (_, Some(1.0)) => true,
+            (_, Some(0.0)) => false,
+            _ => {
+                return Err(format!("`{key}` of a message is neither 0 nor 1, and parts of a weight can't be trained"));
+            }
+        };
+        wanted &= on != (key == "mask");
+    }
+    Ok(wanted)
 }
 
 /// Text of a content: a string, or a list of text parts; `None` for null.
@@ -206,8 +254,23 @@ fn tools(row: &Map<String, Json>) -> Result<Option<Vec<Json>>, Reason> {
     };
     match list {
         Json::Array(items) if items.is_empty() => Ok(None),
-        Json::Array(items) => Ok(Some(items)),
+        Json::Array(items) => items.into_iter().map(tool).collect::<Result<_, _>>().map(Some),
         other => Err(format!("`tools` is {}, not a list", kind(&other))),
+    }
+}
+
+/// One tool as transformers hands it to a template: JSON text is read, a bare schema is wrapped as a function.
+fn tool(item: Json) -> Result<Json, Reason> {
+    let item = match item {
+        Json::String(text) => serde_json::from_str(&text).map_err(|_| "a tool of `tools` isn't JSON".to_string())?,
+        other => other,
+    };
+    match &item {
+        Json::Object(map) if map.contains_key("name") && !map.contains_key("function") && !map.contains_key("type") => {
+            Ok(serde_json::json!({"type": "function", "function": item}))
+        }
+        Json::Object(_) => Ok(item),
+        other => Err(format!("a tool of `tools` is {}, not an object", kind(other))),
     }
 }
 

@@ -299,3 +299,12 @@ fn bad_lines_are_skipped_only_under_the_flag() {
     assert_eq!((data.facts.rows_used, data.facts.dropped["not readable as JSON"]), (2, 1));
     assert!(noted(&data, "1 unreadable lines skipped (first: line 3, column 2"));
 }
+
+#[test]
+fn case_fo_27_text_that_ends_in_its_end_token_and_a_line_end_gets_no_second() {
+    let rows = [json!({"text": "a<|im_end|>\n"}), json!({"text": "a<|im_end|>"}), json!({"text": "a\n"})];
+    let data = run(&rows, |_| {}).unwrap();
+    let ends = |i: usize| data.train[i].ids.iter().filter(|id| **id == IM_END).count();
+    assert_eq!((0..3).map(ends).collect::<Vec<_>>(), [1, 1, 1]);
+    assert_eq!(data.train[2].ids, [97, 10, IM_END]);
+}

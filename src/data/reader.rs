@@ -1,6 +1,6 @@
 //! Rows out of JSONL files and JSON arrays, one at a time and in bounded memory, with the place of every fault.
 //!
-//! A file whose first character is `[` is an array of rows; any other holds one row a line. Nothing is ever replaced:
+//! A file whose first character is `[` is an array of rows; any other holds one row a line, or is one object over many. Nothing is ever replaced:
 //! bytes that aren't UTF-8, lone surrogates and NUL stop the import (or, with `skip_bad_lines`, skip that row).
 
 use super::template::clean;
@@ -48,6 +48,7 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
     if path.is_dir() {
         return Err(Error::data(format!("'{}' is a folder", path.display())).next("name the files in it"));
     }
+    refuse_special(path)?;
     let file = File::open(path).map_err(|e| Error::input("read", path, e))?;
     let mut source =
         Source { reader: BufReader::with_capacity(1 << 18, file), path, sha: Sha256::new(), offset: 0, line: 1 };
@@ -65,6 +66,10 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
             summary.blank += 1;
             continue;
         }
+        // A line that only opens an object begins a row that is printed over many lines.
+        if !array && text.trim_ascii() == b"{" {
+            source.rest(&mut text)?;
+        }
         match parse(&text, line, offset) {
             Ok(value) => {
                 summary.rows += 1;
@@ -81,6 +86,23 @@ pub fn read(path: &Path, skip_bad: bool, row: &mut dyn FnMut(Record) -> Result<(
     source.drain()?;
     summary.sha256 = source.sha.finalize().into();
     Ok(summary)
+}
+
+/// Data is read more than once (a resume checks it), and opening a pipe waits for who writes it.
+///
+/// # Errors
+/// A pipe, a socket or a device, by its kind.
+pub fn refuse_special(path: &Path) -> Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let Ok(meta) = std::fs::metadata(path) else { return Ok(()) };
+    let kind = match meta.file_type() {
+        t if t.is_fifo() => "a pipe",
+        t if t.is_socket() => "a socket",
+        t if t.is_char_device() || t.is_block_device() => "a device",
+        _ => return Ok(()),
+    };
+    Err(Error::data(format!("'{}' is {kind}, and data is read more than once", path.display()))
+        .next("write the rows to a file first, and name that"))
 }
 
 fn advice(text: &[u8], array: bool) -> &'static str {
@@ -260,6 +282,24 @@ impl Source<'_> {
         }
     }
 
+    /// Adds lines to `text` up to the brace at the margin that closes the object begun there.
+    fn rest(&mut self, text: &mut Vec<u8>) -> Result<()> {
+        let start = (self.line, self.offset);
+        let mut more = Vec::new();
+        while {
+            more.clear();
+            self.line(&mut more)?.is_some()
+        } {
+            text.push(b'\n');
+            text.extend_from_slice(&more);
+            self.check_length(text, start)?;
+            if more.starts_with(b"}") {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn nothing_follows(&mut self) -> Result<()> {
         loop {
             match self.peek()?.first() {
@@ -398,7 +438,6 @@ mod tests {
         assert!(fault(b"PAR1....").contains("Parquet"));
         assert!(fault(b"\x1f\x8b....").contains("gzip"));
         assert!(fault(b"version https://git-lfs.x/spec/v1\noid").contains("Git-LFS"));
-        assert!(fault(b"{\n \"text\": \"pretty\"\n}\n").contains("one row per line"));
     }
 
     #[test]
@@ -412,5 +451,32 @@ mod tests {
     fn deep_nesting_is_an_error_not_a_crash() {
         assert!(fault("[".repeat(100_000).as_bytes()).contains("isn't closed"));
         assert!(fault(format!("{}\n", "{\"a\":".repeat(100_000)).as_bytes()).contains("recursion limit"));
+    }
+
+    #[test]
+    fn case_fo_36_one_object_over_many_lines_is_a_row() {
+        let text = b"{\n  \"text\": \"a\",\n  \"x\": {\n    \"y\": [1]\n  }\n}\n";
+        let (out, summary) = rows(text, false).unwrap();
+        assert_eq!((out.len(), out[0].0, summary.rows), (1, 1, 1));
+        assert_eq!(out[0].1["x"]["y"][0], 1);
+        // Several of them, one after the other, are several rows.
+        let two = [&text[..], &text[..]].concat();
+        let (out, _) = rows(&two, false).unwrap();
+        assert_eq!(out.iter().map(|r| r.0).collect::<Vec<_>>(), [1, 7]);
+        let message = fault(b"{\n \"a\": 1,\n \"b\": xyz\n}\n");
+        assert!(message.contains("line 3, column"), "{message}");
+        assert!(fault(b"{\n \"a\": 1,\n").contains("line"), "one that is never closed is a fault");
+    }
+
+    #[test]
+    fn case_fo_45b_a_data_file_may_be_a_pipe() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe.jsonl");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the name is a C string that lives through the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let error = read(&path, false, &mut |_| Ok(())).unwrap_err();
+        assert_eq!(error.exit_code(), crate::error::ExitCode::Usage);
+        assert!(error.to_string().contains("is a pipe"), "{error}");
     }
 }

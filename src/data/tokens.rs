@@ -1,10 +1,12 @@
 //! Rows that are token ids already: `{"input_ids": […], "labels": […]}`, as other trainers cache them.
 //!
 //! Asked for by `data.format = "tokens"`, never detected; needs no tokenizer. Without `labels` every token after the
-//! first trains; with them, those that aren't −100 (place i of both lists is the same token, as in transformers).
+//! first trains; with them, those that aren't −100 (place i of both lists is the same token, as in transformers). A label is
+//! −100 or the id at its place: another id, or anything that is no number, is refused.
 
 use super::pipeline::{OverLong, Settings};
 use super::reader;
+use super::template::clean;
 use super::{ModelFiles, Row};
 use crate::config::DataSection;
 use crate::error::{Error, Result};
@@ -65,7 +67,9 @@ pub(super) fn read(
 }
 
 fn row(value: &Json, vocab: usize) -> Result<Row, String> {
-    let list = |key: &str| value.get(key).map(|v| v.as_array().ok_or(format!("`{key}` is not a list")));
+    let list = |key: &str| {
+        value.get(key).filter(|v| !v.is_null()).map(|v| v.as_array().ok_or(format!("`{key}` is not a list")))
+    };
     let ids = list("input_ids").ok_or("`input_ids` is missing")??;
     let ids = ids
         .iter()
@@ -81,10 +85,33 @@ fn row(value: &Json, vocab: usize) -> Result<Row, String> {
             if labels.len() != ids.len() {
                 return Err(format!("{} labels for {} ids", labels.len(), ids.len()));
             }
-            labels.iter().enumerate().map(|(i, l)| i > 0 && l.as_i64() != Some(-100)).collect()
+            let mut trained = Vec::with_capacity(ids.len());
+            for (i, (label, &id)) in labels.iter().zip(&ids).enumerate() {
+                match label.as_i64() {
+                    Some(-100) => trained.push(false),
+                    Some(l) if l == i64::from(id) => trained.push(i > 0),
+                    _ => {
+                        let label = clean(&label.to_string());
+                        return Err(format!(
+                            "`labels` holds {label} at place {i}, which is neither -100 nor the id {id}"
+                        ));
+                    }
+                }
+            }
+            trained
         }
     };
-    Ok(Row { ids, trained })
+    if let Some(mask) = list("attention_mask") {
+        let mask = mask?;
+        if mask.len() != ids.len() || mask.iter().any(|m| m.as_i64() != Some(1)) {
+            return Err("`attention_mask` leaves tokens out; take them out of `input_ids`".into());
+        }
+    }
+    const KNOWN: [&str; 5] = ["input_ids", "labels", "attention_mask", "length", "token_type_ids"];
+    match value.as_object().into_iter().flatten().find(|(k, v)| !v.is_null() && !KNOWN.contains(&k.as_str())) {
+        Some((key, _)) => Err(format!("the field `{}` is not known in rows of format tokens", clean(key))),
+        None => Ok(Row { ids, trained }),
+    }
 }
 
 /// Cuts a row to length, counting; `None` when it may not be cut.
@@ -122,5 +149,33 @@ mod tests {
         assert!(row(&json!({"input_ids": [-1]}), 10).unwrap_err().contains("holds -1"));
         assert!(row(&json!({"input_ids": [1], "labels": []}), 10).unwrap_err().contains("0 labels"));
         assert!(row(&json!({"text": "x"}), 10).unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn case_fo_12_labels_are_the_id_or_ignored() {
+        let with = |labels: Json| row(&json!({"input_ids": [1, 2, 3], "labels": labels}), 10);
+        assert_eq!(with(json!([-100, 2, 3])).unwrap().trained, [false, true, true]);
+        for bad in [
+            json!([-100, 9, 3]),
+            json!([-100, null, 3]),
+            json!([-100, "x", 3]),
+            json!([-100, -1, 3]),
+            json!([-100, 2.5, 3]),
+        ] {
+            let why = with(bad.clone()).unwrap_err();
+            assert!(why.contains("at place 1, which is neither -100 nor the id 2"), "{bad}: {why}");
+        }
+        assert_eq!(with(Json::Null).unwrap().trained, [false, true, true], "null is absent");
+    }
+
+    #[test]
+    fn case_fo_12c_other_fields_of_token_rows_are_used_or_refused() {
+        let with = |key: &str, value: Json| row(&json!({"input_ids": [1, 2], key: value}), 10);
+        assert!(with("attention_mask", json!([1, 1])).is_ok());
+        assert!(with("attention_mask", json!([1, 0])).unwrap_err().contains("attention_mask"));
+        assert!(with("length", json!(2)).is_ok());
+        for key in ["loss_mask", "weights", "position_ids"] {
+            assert!(with(key, json!([1, 0])).unwrap_err().contains(key));
+        }
     }
 }

@@ -194,7 +194,9 @@ fn refuse_unready(config: &RunConfig) -> Result<()> {
     if config.data.files.is_empty() {
         return Err(Error::usage("no data file is named").next("name JSONL or JSON files in data.files"));
     }
-    if let Some(f) = config.data.files.iter().chain(&config.data.eval_files).find(|f| !f.is_file()) {
+    let files = || config.data.files.iter().chain(&config.data.eval_files);
+    files().try_for_each(|f| crate::data::reader::refuse_special(f))?;
+    if let Some(f) = files().find(|f| !f.is_file()) {
         return Err(Error::usage(format!("there is no data file '{}'", f.display())).next("correct data.files"));
     }
     config.lora.init_from.as_deref().map_or(Ok(()), |dir| checkpoint::adapter::read(dir).map(drop))

@@ -71,6 +71,30 @@ pub fn uses(source: &str) -> Vec<Use> {
     found
 }
 
+/// The line of the first tag with more than `limit` words and signs.
+#[must_use]
+pub fn longest_tag(source: &str, limit: usize) -> Option<usize> {
+    let count = |tag: &str| {
+        let (mut n, mut in_word, mut quote, mut escaped) = (0, false, None, false);
+        for c in tag.chars() {
+            match quote {
+                Some(_) if escaped => escaped = false,
+                Some(_) if c == '\\' => escaped = true,
+                Some(q) if c == q => quote = None,
+                Some(_) => {}
+                None => {
+                    let word = c.is_alphanumeric() || c == '_';
+                    n += usize::from(!c.is_whitespace() && !(word && in_word));
+                    in_word = word;
+                    quote = (c == '"' || c == '\'').then_some(c);
+                }
+            }
+        }
+        n
+    };
+    pieces(source).iter().find(|p| p.kind != Kind::Text && count(p.text) > limit).map(|p| p.line)
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,

@@ -22,6 +22,9 @@ pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> R
 
 fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match method {
+        "format" => return formats_small(text).err().map(Err),
+        "replace" => return replaces_small(text, args).err().map(Err),
+        "join" => return joins_small(text, args).err().map(Err),
         "title" => no_args(args).map(|()| Value::from(title(text))),
         "removeprefix" => one(args).map(|p| Value::from(text.strip_prefix(p).unwrap_or(text))),
         "removesuffix" => one(args).map(|p| Value::from(text.strip_suffix(p).unwrap_or(text))),
@@ -67,6 +70,48 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
         "isdecimal" => no_args(args).map(|()| Value::from(!text.is_empty() && text.chars().all(char::is_numeric))),
         _ => return None,
     })
+}
+
+/// Longest text that a method may make, in bytes: minijinja counts what a method has made, not what it will make.
+pub(super) const MAX_MADE: usize = 16 << 20;
+/// Widest padding and longest precision.
+const MAX_WIDTH: i64 = 4096;
+
+pub(super) fn too_large() -> Error {
+    Error::new(ErrorKind::OutOfFuel, format!("it makes a text of more than {} MB", MAX_MADE >> 20))
+}
+
+/// Refuses widths in `text` that would be padded without end, and those that stand in arguments.
+fn formats_small(text: &str) -> Result<(), Error> {
+    for field in text.split('{').skip(1) {
+        let spec = field.split('}').next().unwrap_or_default();
+        let nested = !field.contains('}') && spec.contains(':');
+        let wide = spec.split(|c: char| !c.is_ascii_digit()).any(|n| n.len() > 4);
+        if nested || wide {
+            let what = format!("format: a width past {MAX_WIDTH}, or one that isn't written out, is not supported");
+            return Err(Error::new(ErrorKind::InvalidOperation, what));
+        }
+    }
+    Ok(())
+}
+
+fn replaces_small(text: &str, args: &[Value]) -> Result<(), Error> {
+    let [old, new, ..] = args else { return Ok(()) };
+    let (Some(old), Some(new)) = (old.as_str(), new.as_str()) else { return Ok(()) };
+    let count = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() };
+    if count.saturating_mul(new.len()).saturating_add(text.len()) > MAX_MADE { Err(too_large()) } else { Ok(()) }
+}
+
+fn joins_small(text: &str, args: &[Value]) -> Result<(), Error> {
+    let Some(items) = args.first() else { return Ok(()) };
+    let mut made = 0usize;
+    for item in items.try_iter()?.checked() {
+        made = made.saturating_add(text.len()).saturating_add(item?.as_str().map_or(0, str::len));
+        if made > MAX_MADE {
+            return Err(too_large());
+        }
+    }
+    Ok(())
 }
 
 fn no_args(args: &[Value]) -> Result<(), Error> {
@@ -136,10 +181,14 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(parts))
 }
 
-/// Width and fill of a padding method; the width is capped, since the template may come from anyone.
+/// Width and fill of a padding method; a width past the limit is refused, since the template may come from anyone.
 fn width(args: &[Value]) -> Result<(usize, char), Error> {
     let (width, fill): (i64, Option<&str>) = from_args(args)?;
-    Ok((width.clamp(0, 4096) as usize, fill.and_then(|f| f.chars().next()).unwrap_or(' ')))
+    if width > MAX_WIDTH {
+        let what = format!("a text can't be padded to {width} characters here, only to {MAX_WIDTH}");
+        return Err(Error::new(ErrorKind::InvalidOperation, what));
+    }
+    Ok((width.max(0) as usize, fill.and_then(|f| f.chars().next()).unwrap_or(' ')))
 }
 
 fn padded(text: &str, args: &[Value], split: impl Fn(usize) -> (usize, usize)) -> Result<Value, Error> {

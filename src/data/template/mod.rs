@@ -8,6 +8,7 @@ mod check;
 mod date;
 mod methods;
 mod python;
+mod room;
 
 pub use date::Date;
 pub use python::dumps;
@@ -15,15 +16,21 @@ pub use python::dumps;
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
+use room::Room;
 use serde_json::Value as Json;
 use std::ops::Range;
 
-/// Instructions one rendering may take: a thousand turns need some 200,000.
-const FUEL: u64 = 10_000_000;
+/// Instructions one rendering may take beside one per byte of its messages: a thousand turns need some 200,000. What it
+/// builds costs fuel too, 64 bytes each.
+const FUEL: u64 = 1_000_000;
+/// Most fuel.
+const MAX_FUEL: u64 = 20_000_000;
 /// Nested calls of macros and includes.
 const RECURSION: usize = 100;
 /// Largest template taken, in bytes; the longest in use have some 20 kB.
-pub const MAX_TEMPLATE: u64 = 4 << 20;
+pub const MAX_TEMPLATE: u64 = 512 << 10;
+/// Most words and signs in one tag: the parser goes down one level for each of some of them.
+const MAX_TAG: usize = 8_000;
 /// Code points that no text has (Unicode noncharacters): pairs of them mark places in a rendered text.
 const NONCHARACTERS: Range<u32> = 0xFDD0..0xFDF0;
 const NAME: &str = "chat";
@@ -31,7 +38,7 @@ const NAME: &str = "chat";
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    env: Environment<'static>,
+    room: Room,
     specials: Vec<(String, String)>,
     origin: String,
     has_generation: bool,
@@ -91,22 +98,17 @@ impl ChatTemplate {
         };
         // Jinja reads every kind of line end in a template as \n.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let (source, has_generation) = check::rewrite_generation(&source);
-        let mut env = environment(date).map_err(|e| fail(None, &describe(&e)))?;
-        env.add_template_owned(NAME, source.clone()).map_err(|e| fail(e.line(), &describe(&e)))?;
-        let mut state = env.empty_state();
-        for used in check::uses(&source) {
-            let (result, unknown) = if used.kind == "filter" {
-                (state.apply_filter(&used.name, &[]).err(), ErrorKind::UnknownFilter)
-            } else {
-                (state.perform_test(&used.name, &[]).err(), ErrorKind::UnknownTest)
-            };
-            if result.is_some_and(|e| e.kind() == unknown) {
-                return Err(fail(Some(used.line), &format!("no {} is named '{}'", used.kind, used.name)));
-            }
+        if source.len() as u64 > MAX_TEMPLATE {
+            return Err(fail(None, &format!("it is longer than {} kB", MAX_TEMPLATE >> 10)));
         }
-        drop(state);
-        Ok(ChatTemplate { env, specials, origin: origin.to_string(), has_generation })
+        if let Some(line) = check::longest_tag(&source, MAX_TAG) {
+            return Err(fail(Some(line), &format!("one tag holds more than {MAX_TAG} words and signs")));
+        }
+        let (source, has_generation) = check::rewrite_generation(&source);
+        let room = Room::start(move || compiled(source, date))
+            .map_err(|why| fail(None, &why))?
+            .map_err(|(line, what)| fail(line, &what))?;
+        Ok(ChatTemplate { room, specials, origin: origin.to_string(), has_generation })
     }
 
     /// Where the source came from.
@@ -174,8 +176,17 @@ impl ChatTemplate {
         if let Some([open, close]) = marks {
             vars.push((check::MARK.into(), Value::from(format!("{open}{close}"))));
         }
-        let template = self.env.get_template(NAME).map_err(|e| refusal(&e))?;
-        template.render(Value::from_pairs(vars)).map_err(|e| refusal(&e))
+        let bytes: u64 = context.messages.iter().chain(context.tools.into_iter().flatten()).map(size).sum();
+        self.render_vars(move || Value::from_pairs(vars), (FUEL + bytes).min(MAX_FUEL))
+    }
+
+    fn render_vars(&self, vars: impl FnOnce() -> Value + Send + 'static, fuel: u64) -> Result<String, Refusal> {
+        self.room
+            .ask(move |env| {
+                env.set_fuel(Some(fuel));
+                env.get_template(NAME).and_then(|t| t.render(vars())).map_err(|e| refusal(&e))
+            })
+            .unwrap_or_else(|why| Err(Refusal::Failed(why)))
     }
 
     /// Renders with exactly these variables; for comparison with transformers.
@@ -188,7 +199,36 @@ impl ChatTemplate {
             let marks = (Value::from(check::MARK), Value::from("\u{FDD0}\u{FDD1}"));
             vars = Value::from_pairs(pairs.chain([marks]).collect::<Vec<_>>());
         }
-        self.env.get_template(NAME).and_then(|t| t.render(vars)).map_err(|e| refusal(&e))
+        self.render_vars(move || vars, FUEL)
+    }
+}
+
+/// The environment that holds `source`, its filters and tests looked up; the fault with its line.
+fn compiled(source: String, date: Date) -> Result<Environment<'static>, (Option<usize>, String)> {
+    let mut env = environment(date).map_err(|e| (None, describe(&e)))?;
+    env.add_template_owned(NAME, source.clone()).map_err(|e| (e.line(), describe(&e)))?;
+    let mut state = env.empty_state();
+    for used in check::uses(&source) {
+        let (result, unknown) = if used.kind == "filter" {
+            (state.apply_filter(&used.name, &[]).err(), ErrorKind::UnknownFilter)
+        } else {
+            (state.perform_test(&used.name, &[]).err(), ErrorKind::UnknownTest)
+        };
+        if result.is_some_and(|e| e.kind() == unknown) {
+            return Err((Some(used.line), format!("no {} is named '{}'", used.kind, used.name)));
+        }
+    }
+    drop(state);
+    Ok(env)
+}
+
+/// Bytes of text in `value`.
+fn size(value: &Json) -> u64 {
+    match value {
+        Json::String(s) => s.len() as u64,
+        Json::Array(items) => items.iter().map(size).sum(),
+        Json::Object(map) => map.iter().map(|(k, v)| k.len() as u64 + size(v)).sum(),
+        _ => 8,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Python's ways with values, where minijinja's differ: `str()` and `repr()` in print position, `json.dumps`, and
 //! values made from JSON. Chat templates were written against these, byte for byte.
 
+use super::methods::{MAX_MADE, too_large};
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, Value};
 use serde_json::Value as Json;
@@ -103,6 +104,9 @@ pub fn is_iterable(value: &Value) -> bool {
 }
 
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    if out.len() > MAX_MADE {
+        return Err(too_large());
+    }
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "value is nested too deeply to print"));
     }
@@ -248,6 +252,9 @@ struct Dumper {
 
 impl Dumper {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if self.out.len() > MAX_MADE {
+            return Err(too_large());
+        }
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, "value is nested too deeply for JSON"));
         }

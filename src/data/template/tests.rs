@@ -114,3 +114,77 @@ fn variables_are_those_of_transformers() {
     let context = Context { messages: &[], tools: None, add_generation_prompt: false, kwargs: kwargs.as_object() };
     assert_eq!(t.render(context).unwrap(), "<s>TrueTrueFalseFalse");
 }
+
+fn nothing() -> Context<'static> {
+    Context { messages: &[], tools: None, add_generation_prompt: false, kwargs: None }
+}
+
+#[test]
+fn case_fo_80_deep_templates_are_refused_or_rendered_and_end_nothing() {
+    let chain = |piece: &str, n: usize| piece.repeat(n);
+    for (name, source) in [
+        ("minus", format!("{{{{ {}1 }}}}", chain("-", 6_000))),
+        ("minus, more", format!("{{{{ {}1 }}}}", chain("-", 200_000))),
+        ("not", format!("{{{{ {}true }}}}", chain("not ", 7_000))),
+        ("plus", format!("{{{{ 1{} }}}}", chain("+1", 100_000))),
+        ("tilde", format!("{{{{ 1{} }}}}", chain("~1", 3_500))),
+        ("filters", format!("{{{{ 'a'{} }}}}", chain("|upper", 3_500))),
+        ("attributes", format!("{{{{ a{} }}}}", chain(".b", 3_500))),
+        ("brackets", format!("{{{{ {}{} }}}}", chain("[", 7_000), chain("]", 7_000))),
+        ("elif", format!("{{% if a %}}1{}{{% endif %}}", chain("{% elif a %}2", 30_000))),
+        ("if", chain("{% if a %}", 30_000)),
+        ("inline if", format!("{{{{ 1{} }}}}", chain(" if a else 2", 2_000))),
+        ("long", "x".repeat(MAX_TEMPLATE as usize + 1)),
+    ] {
+        match compile(&source) {
+            Ok(template) => drop(template.render(nothing())),
+            Err(e) => assert!(e.to_string().contains("chat template (test)"), "{name}: {e}"),
+        }
+    }
+    assert!(
+        compile(&format!("{{{{ {}1 }}}}", "-".repeat(200_000))).unwrap_err().to_string().contains("words and signs")
+    );
+}
+
+#[test]
+fn case_fo_80b_values_nested_without_end_are_given_up_safely() {
+    for source in [
+        "{% set ns = namespace(s=[]) %}{% for i in range(66000) %}{% set ns.s = [ns.s] %}{% endfor %}ok",
+        "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}{% set ns.s = [[[[[[[[[[ns.s]]]]]]]]]] %}{% endfor %}ok",
+        "{% set ns = namespace(s={}) %}{% for i in range(66000) %}{% set ns.s = {'a': ns.s} %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s=[]) %}{% for i in range(66000) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s | tojson }}",
+        "{% set ns = namespace(s=[], t=[]) %}{% for i in range(40000) %}{% set ns.s = [ns.s] %}{% set ns.t = [ns.t] %}{% endfor %}{{ ns.s == ns.t }}",
+        "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    ] {
+        let _ = compile(source).unwrap().render(nothing());
+    }
+    // What came before leaves the room usable.
+    let t = compile("{% if x is defined %}{{ x.y.z.w }}{% endif %}ok").unwrap();
+    assert_eq!(t.render(nothing()).unwrap(), "ok");
+    assert_eq!(t.render(nothing()).unwrap(), "ok");
+}
+
+#[test]
+fn case_fo_81_what_a_template_builds_is_bounded() {
+    let failed = |source: &str| compile(source).unwrap().render(nothing()).unwrap_err().to_string();
+    assert!(failed("{{ '{:>4000000000}'.format(1) }}").contains("width"));
+    assert!(failed("{{ '{:>{}}'.format(1, 4000000000) }}").contains("width"));
+    assert!(failed("{{ 'a'.center(4000000000) }}").contains("padded"));
+    for source in [
+        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l | length }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        "{% set ns = namespace(l='a') %}{% for i in range(40) %}{% set ns.l = ns.l ~ ns.l %}{% endfor %}",
+        "{% set a = 'a' * 1000000 %}{{ a.replace('a', a) }}",
+        "{% set a = 'a' * 1000000 %}{{ a.replace('', a) }}",
+        "{% set a = 'a' * 1000000 %}{{ a.join(range(90000) | map('string') | list) }}",
+        "{{ 'a' * 40000000000 }}",
+        "{{ '%4000000000d' | format(1) }}",
+        "{{ 'a' | indent(4000000000, true) }}",
+        "{{ [1] | batch(4000000000, 'x') | list | length }}",
+        "{{ range(4000000000) | list | length }}",
+    ] {
+        failed(source);
+    }
+}

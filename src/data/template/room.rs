@@ -1,0 +1,75 @@
+//! The thread that one template is compiled and rendered on. A template comes from anyone: expressions and values may
+//! be nested as deep as its fuel pays for, so its thread has a stack for that, its own time, and may die alone.
+
+use minijinja::Environment;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// Stack of the thread, in bytes: address space, of which memory is taken only as deep as it is used.
+const STACK: usize = 1 << 30;
+/// Longest time that one compilation or rendering may take.
+const TIME: Duration = Duration::from_secs(60);
+
+type Job = Box<dyn FnOnce(&mut Environment<'static>) + Send>;
+
+/// A template environment on a thread of its own. The thread ends when this is dropped.
+#[derive(Debug)]
+pub struct Room {
+    jobs: Mutex<SyncSender<Job>>,
+}
+
+impl Room {
+    /// Starts the thread and makes the environment there.
+    ///
+    /// # Errors
+    /// What `make` returns; in the second place, why the thread gave no answer.
+    pub fn start<E: Send + 'static>(
+        make: impl FnOnce() -> Result<Environment<'static>, E> + Send + 'static,
+    ) -> Result<Result<Room, E>, String> {
+        let (jobs, inbox) = sync_channel::<Job>(1);
+        let (made, answer) = channel();
+        Builder::new()
+            .name("chat-template".into())
+            .stack_size(STACK)
+            .spawn(move || {
+                let mut env = match make() {
+                    Ok(env) => {
+                        let _ = made.send(Ok(()));
+                        env
+                    }
+                    Err(e) => {
+                        let _ = made.send(Err(e));
+                        return;
+                    }
+                };
+                inbox.into_iter().for_each(|job| job(&mut env));
+            })
+            .map_err(|e| format!("no thread for it can be started: {e}"))?;
+        wait(&answer).map(|made| made.map(|()| Room { jobs: Mutex::new(jobs) }))
+    }
+
+    /// The result of `job` on the room's thread.
+    ///
+    /// # Errors
+    /// Why there is none: it took too long, or the thread has died.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Environment<'static>) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let (done, answer) = channel();
+        let job: Job = Box::new(move |env| drop(done.send(job(env))));
+        let jobs = self.jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // A job that is still running after its time keeps the room: everything behind it would wait.
+        jobs.try_send(job).map_err(|_| "the template engine is stuck in an earlier rendering".to_string())?;
+        wait(&answer)
+    }
+}
+
+fn wait<T>(answer: &Receiver<T>) -> Result<T, String> {
+    answer.recv_timeout(TIME).map_err(|e| match e {
+        RecvTimeoutError::Timeout => format!("it takes longer than {} s", TIME.as_secs()),
+        RecvTimeoutError::Disconnected => "the template engine has failed at it".into(),
+    })
+}
