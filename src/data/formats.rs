@@ -375,7 +375,7 @@ mod tests {
         let mut row = with_field("name", json!("n"));
         for tools in [json!([schema.to_string()]), json!([schema]), json!(json!([schema]).to_string())] {
             row["tools"] = tools;
-            assert_eq!(conversation_of(&row).tools.unwrap(), [schema.clone()]);
+            assert_eq!(conversation_of(&row).tools.unwrap(), std::slice::from_ref(&schema));
         }
         row["tools"] = json!(["{broken"]);
         assert_eq!(reason(&row), "a tool of `tools` isn't JSON");

@@ -84,7 +84,7 @@ pub fn longest_tag(source: &str, limit: usize) -> Option<usize> {
                 Some(_) => {}
                 None => {
                     let word = c.is_alphanumeric() || c == '_';
-                    n += usize::from(!c.is_whitespace() && !(word && in_word));
+                    n += usize::from(!(c.is_whitespace() || word && in_word));
                     in_word = word;
                     quote = (c == '"' || c == '\'').then_some(c);
                 }

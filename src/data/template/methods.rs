@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 /// Unknown methods, wrong arguments.
 pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     if let (ValueKind::String, Some(text)) = (value.kind(), value.as_str())
-        && let Some(result) = string_method(text, method, args)
+        && let Some(result) = string_method(state, text, method, args)
     {
         return result;
     }
@@ -17,14 +17,22 @@ pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> R
         let () = from_args(args)?;
         return Ok(value.clone());
     }
+    call_contrib(state, value, method, args)
+}
+
+/// The method as minijinja-contrib has it.
+///
+/// # Errors
+/// As [`call`].
+pub(super) fn call_contrib(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
-fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+fn string_method(state: &mut State, text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match method {
-        "format" => return formats_small(text).err().map(Err),
+        "format" => super::format::format(state, text, args),
         "replace" => return replaces_small(text, args).err().map(Err),
-        "join" => return joins_small(text, args).err().map(Err),
+        "join" => return joins_small(state, text, args).err().map(Err),
         "title" => no_args(args).map(|()| Value::from(title(text))),
         "removeprefix" => one(args).map(|p| Value::from(text.strip_prefix(p).unwrap_or(text))),
         "removesuffix" => one(args).map(|p| Value::from(text.strip_suffix(p).unwrap_or(text))),
@@ -36,7 +44,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
             Some((a, b)) => tuple([a, p, b]),
             None => tuple(["", "", text]),
         }),
-        "startswith" | "endswith" => affix(text, method, args),
+        "startswith" | "endswith" => affix(state, text, method, args),
         "rsplit" => rsplit(text, args),
         "index" => one(args).and_then(|p| match text.find(p) {
             Some(at) => Ok(Value::from(text[..at].chars().count())),
@@ -74,25 +82,11 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
 
 /// Longest text that a method may make, in bytes: minijinja counts what a method has made, not what it will make.
 pub(super) const MAX_MADE: usize = 16 << 20;
-/// Widest padding and longest precision.
-const MAX_WIDTH: i64 = 4096;
+/// Widest padding.
+pub(super) const MAX_WIDTH: i64 = 4096;
 
 pub(super) fn too_large() -> Error {
     Error::new(ErrorKind::OutOfFuel, format!("it makes a text of more than {} MB", MAX_MADE >> 20))
-}
-
-/// Refuses widths in `text` that would be padded without end, and those that stand in arguments.
-fn formats_small(text: &str) -> Result<(), Error> {
-    for field in text.split('{').skip(1) {
-        let spec = field.split('}').next().unwrap_or_default();
-        let nested = !field.contains('}') && spec.contains(':');
-        let wide = spec.split(|c: char| !c.is_ascii_digit()).any(|n| n.len() > 4);
-        if nested || wide {
-            let what = format!("format: a width past {MAX_WIDTH}, or one that isn't written out, is not supported");
-            return Err(Error::new(ErrorKind::InvalidOperation, what));
-        }
-    }
-    Ok(())
 }
 
 fn replaces_small(text: &str, args: &[Value]) -> Result<(), Error> {
@@ -102,10 +96,11 @@ fn replaces_small(text: &str, args: &[Value]) -> Result<(), Error> {
     if count.saturating_mul(new.len()).saturating_add(text.len()) > MAX_MADE { Err(too_large()) } else { Ok(()) }
 }
 
-fn joins_small(text: &str, args: &[Value]) -> Result<(), Error> {
+fn joins_small(state: &State, text: &str, args: &[Value]) -> Result<(), Error> {
     let Some(items) = args.first() else { return Ok(()) };
     let mut made = 0usize;
     for item in items.try_iter()?.checked() {
+        state.consume_fuel(1)?;
         made = made.saturating_add(text.len()).saturating_add(item?.as_str().map_or(0, str::len));
         if made > MAX_MADE {
             return Err(too_large());
@@ -143,7 +138,7 @@ fn title(text: &str) -> String {
 }
 
 /// `startswith` and `endswith`: one affix or a tuple of them, optionally within `[start, end)` in characters.
-fn affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+fn affix(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (affixes, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
     let length = text.chars().count() as i64;
     let place = |at: i64| {
@@ -161,6 +156,7 @@ fn affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         return holds(affixes).map(Value::from);
     }
     for affix in affixes.try_iter()?.checked() {
+        state.consume_fuel(1)?;
         if holds(&affix?)? {
             return Ok(Value::from(true));
         }

@@ -6,6 +6,7 @@
 
 mod check;
 mod date;
+mod format;
 mod methods;
 mod python;
 mod room;
@@ -248,11 +249,12 @@ fn environment(date: Date) -> Result<Environment<'static>, minijinja::Error> {
     env.set_formatter(python::formatter);
     env.set_unknown_method_callback(methods::call);
     env.add_filter("tojson", python::tojson);
-    env.add_filter("string", |value: &Value| python::str(value));
+    env.add_filter("string", |state: &minijinja::State, value: &Value| python::str(state, value));
     env.add_filter("int", python::int);
     env.add_filter("float", python::to_float);
-    env.add_filter("e", |text: &Value| python::str(text).map(|t| python::escape(&t)));
-    env.add_filter("escape", |text: &Value| python::str(text).map(|t| python::escape(&t)));
+    let escape = |state: &minijinja::State, text: &Value| python::str(state, text).map(|t| python::escape(&t));
+    env.add_filter("e", escape);
+    env.add_filter("escape", escape);
     // Jinja's `attr` finds Python attributes only; what templates handle are dicts, which have none of interest.
     env.add_filter("attr", |_: &Value, _: &str| Value::UNDEFINED);
     env.add_test("sequence", python::is_sequence);

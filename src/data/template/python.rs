@@ -28,24 +28,26 @@ pub fn from_json(json: &Json) -> Value {
 }
 
 /// Prints a value as Python's `str()` does.
-pub fn formatter(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
+pub fn formatter(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
         out.write_str(text).map_err(Error::from)
     } else {
-        out.write_str(&str(value)?).map_err(Error::from)
+        out.write_str(&str(state, value)?).map_err(Error::from)
     }
 }
 
 /// Python's `str()`: strings as they are, undefined as nothing, the rest as `repr()`.
 ///
+/// Each value in it costs fuel: a list that holds itself twice, forty times over, is small until it is printed.
+///
 /// # Errors
-/// Nested too deeply.
-pub fn str(value: &Value) -> Result<String, Error> {
+/// Nested too deeply, too long, or no fuel left.
+pub fn str(state: &State, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     match value.kind() {
         ValueKind::Undefined => {}
         ValueKind::String => out.push_str(value.as_str().unwrap_or_default()),
-        _ => repr(value, 0, &mut out)?,
+        _ => repr(state, value, 0, &mut out)?,
     }
     Ok(out)
 }
@@ -103,7 +105,8 @@ pub fn is_iterable(value: &Value) -> bool {
     is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
-fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    state.consume_fuel(1)?;
     if out.len() > MAX_MADE {
         return Err(too_large());
     }
@@ -121,7 +124,7 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
                 if n > 0 {
                     out.push_str(", ");
                 }
-                repr(&item?, depth + 1, out)?;
+                repr(state, &item?, depth + 1, out)?;
                 n += 1;
             }
             out.push_str(match (tuple, n) {
@@ -137,9 +140,9 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
                 if n > 0 {
                     out.push_str(", ");
                 }
-                repr(&key, depth + 1, out)?;
+                repr(state, &key, depth + 1, out)?;
                 out.push_str(": ");
-                repr(&value.get_item(&key)?, depth + 1, out)?;
+                repr(state, &value.get_item(&key)?, depth + 1, out)?;
             }
             out.push('}');
         }
@@ -208,7 +211,7 @@ fn float(x: f64) -> String {
 ///
 /// # Errors
 /// A value that JSON can't hold, as Python's `TypeError`.
-pub fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+pub fn tojson(state: &State, value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let arg = |place: usize, name: &str| -> Result<Option<Value>, Error> {
         let named = kwargs.get::<Option<Value>>(name)?;
         Ok(named.or_else(|| positional.get(place).cloned()).filter(|v| !v.is_none() && !v.is_undefined()))
@@ -222,11 +225,12 @@ pub fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<
     let (item, key) = match arg(2, "separators")? {
         None if indent.is_some() => (",".to_string(), ": ".to_string()),
         None => (", ".to_string(), ": ".to_string()),
-        Some(pair) => (str(&pair.get_item_by_index(0)?)?, str(&pair.get_item_by_index(1)?)?),
+        Some(pair) => (str(state, &pair.get_item_by_index(0)?)?, str(state, &pair.get_item_by_index(1)?)?),
     };
     let sort = arg(3, "sort_keys")?.is_some_and(|v| v.is_true());
     kwargs.assert_all_used()?;
-    let mut json = Dumper { ascii, indent, item, key, sort, out: String::new() };
+    let spend = |n| state.consume_fuel(n);
+    let mut json = Dumper { spend: &spend, ascii, indent, item, key, sort, out: String::new() };
     json.value(value, 0)?;
     Ok(Value::from(json.out))
 }
@@ -234,14 +238,24 @@ pub fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<
 /// The JSON text of `value` as Python's `json.dumps(value, ensure_ascii=False)` writes it.
 #[must_use]
 pub fn dumps(value: &Json) -> String {
-    let mut json =
-        Dumper { ascii: false, indent: None, item: ", ".into(), key: ": ".into(), sort: false, out: String::new() };
+    let mut json = Dumper {
+        // What came from JSON is no longer than its text.
+        spend: &|_| Ok(()),
+        ascii: false,
+        indent: None,
+        item: ", ".into(),
+        key: ": ".into(),
+        sort: false,
+        out: String::new(),
+    };
     // A value that came from JSON has nothing in it that can't be written.
     let _ = json.value(&from_json(value), 0);
     json.out
 }
 
-struct Dumper {
+struct Dumper<'s> {
+    /// Pays for so many values.
+    spend: &'s dyn Fn(u64) -> Result<(), Error>,
     ascii: bool,
     indent: Option<String>,
     item: String,
@@ -250,8 +264,10 @@ struct Dumper {
     out: String,
 }
 
-impl Dumper {
+impl Dumper<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        // What a list or map holds is paid before it is gathered.
+        (self.spend)(1 + if value.as_str().is_some() { 0 } else { value.len().unwrap_or(0) as u64 })?;
         if self.out.len() > MAX_MADE {
             return Err(too_large());
         }

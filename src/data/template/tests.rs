@@ -148,16 +148,30 @@ fn case_fo_80_deep_templates_are_refused_or_rendered_and_end_nothing() {
 
 #[test]
 fn case_fo_80b_values_nested_without_end_are_given_up_safely() {
-    for source in [
-        "{% set ns = namespace(s=[]) %}{% for i in range(66000) %}{% set ns.s = [ns.s] %}{% endfor %}ok",
-        "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}{% set ns.s = [[[[[[[[[[ns.s]]]]]]]]]] %}{% endfor %}ok",
-        "{% set ns = namespace(s={}) %}{% for i in range(66000) %}{% set ns.s = {'a': ns.s} %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(s=[]) %}{% for i in range(66000) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s | tojson }}",
-        "{% set ns = namespace(s=[], t=[]) %}{% for i in range(40000) %}{% set ns.s = [ns.s] %}{% set ns.t = [ns.t] %}{% endfor %}{{ ns.s == ns.t }}",
-        "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    let deep = "{% set ns = namespace(s=[]) %}{% for i in range(66000) %}{% set ns.s = [ns.s] %}{% endfor %}";
+    let map = "{% set ns = namespace(s={}) %}{% for i in range(66000) %}{% set ns.s = {'a': ns.s} %}{% endfor %}";
+    for (source, want) in [
+        (format!("{deep}ok"), Ok("ok")),
+        (
+            "{% set ns = namespace(s=[]) %}{% for i in range(99999) %}{% set ns.s = [[[[[[[[[[ns.s]]]]]]]]]] %}{% endfor %}"
+                .into(),
+            Err("out of fuel"),
+        ),
+        (format!("{map}{{{{ ns.s }}}}"), Err("nested too deeply to print")),
+        (format!("{deep}{{{{ ns.s | tojson }}}}"), Err("nested too deeply for JSON")),
+        (
+            "{% set ns = namespace(s=[], t=[]) %}{% for i in range(40000) %}{% set ns.s = [ns.s] %}{% set ns.t = [ns.t] %}{% endfor %}{{ ns.s == ns.t }}"
+                .into(),
+            Ok("True"),
+        ),
+        ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}".into(), Err("recursion limit")),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}".into(), Err("out of fuel")),
     ] {
-        let _ = compile(source).unwrap().render(nothing());
+        match (compile(&source).unwrap().render(nothing()), want) {
+            (Ok(text), Ok(want)) => assert_eq!(text, want, "{source}"),
+            (Err(why), Err(want)) => assert!(why.to_string().contains(want), "{source}: {why}"),
+            (got, _) => panic!("{source}: {got:?} instead of {want:?}"),
+        }
     }
     // What came before leaves the room usable.
     let t = compile("{% if x is defined %}{{ x.y.z.w }}{% endif %}ok").unwrap();
@@ -168,23 +182,61 @@ fn case_fo_80b_values_nested_without_end_are_given_up_safely() {
 #[test]
 fn case_fo_81_what_a_template_builds_is_bounded() {
     let failed = |source: &str| compile(source).unwrap().render(nothing()).unwrap_err().to_string();
-    assert!(failed("{{ '{:>4000000000}'.format(1) }}").contains("width"));
-    assert!(failed("{{ '{:>{}}'.format(1, 4000000000) }}").contains("width"));
+    assert!(failed("{{ '{:>4000000000}'.format(1) }}").contains("a width or precision is larger than 4096"));
+    assert!(failed("{{ '{:>{}}'.format(1, 4000000000) }}").contains("a width or precision is larger than 4096"));
+    assert!(failed("{{ '{:.{p}f}'.format(1.0, p=99999) }}").contains("a width or precision is larger than 4096"));
     assert!(failed("{{ 'a'.center(4000000000) }}").contains("padded"));
-    for source in [
-        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l | length }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
-        "{% set ns = namespace(l='a') %}{% for i in range(40) %}{% set ns.l = ns.l ~ ns.l %}{% endfor %}",
-        "{% set a = 'a' * 1000000 %}{{ a.replace('a', a) }}",
-        "{% set a = 'a' * 1000000 %}{{ a.replace('', a) }}",
-        "{% set a = 'a' * 1000000 %}{{ a.join(range(90000) | map('string') | list) }}",
-        "{{ 'a' * 40000000000 }}",
-        "{{ '%4000000000d' | format(1) }}",
-        "{{ 'a' | indent(4000000000, true) }}",
-        "{{ [1] | batch(4000000000, 'x') | list | length }}",
-        "{{ range(4000000000) | list | length }}",
+    for (source, want) in [
+        (
+            "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+            "out of fuel",
+        ),
+        (
+            "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+            "out of fuel",
+        ),
+        (
+            "{% set ns = namespace(l=[1]) %}{% for i in range(31) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l | tojson }}",
+            "out of fuel",
+        ),
+        (
+            "{% set ns = namespace(l=[1]) %}{% for i in range(31) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ''.join(ns.l) }}",
+            "out of fuel",
+        ),
+        (
+            "{% set ns = namespace(l='a') %}{% for i in range(40) %}{% set ns.l = ns.l ~ ns.l %}{% endfor %}",
+            "out of fuel",
+        ),
+        ("{% set a = 'a' * 1000000 %}{{ a.replace('a', a) }}", "more than 16 MB"),
+        ("{% set a = 'a' * 1000000 %}{{ a.replace('', a) }}", "more than 16 MB"),
+        ("{% set a = 'a' * 1000000 %}{{ a.join(range(90000) | map('string') | list) }}", "more than 16 MB"),
+        ("{{ 'a' * 40000000000 }}", "out of fuel"),
+        ("{{ '%4000000000d' | format(1) }}", "out of fuel"),
+        ("{{ 'a' | indent(4000000000, true) }}", "out of fuel"),
+        ("{{ [1] | batch(4000000000, 'x') | list | length }}", "out of fuel"),
+        ("{{ range(4000000000) | list | length }}", "too many elements"),
     ] {
-        failed(source);
+        let why = failed(source);
+        assert!(why.contains(want), "{source}: {why}");
+    }
+}
+
+/// What Python's `str.format` prints, from CPython 3.12.
+#[test]
+fn case_fo_81b_widths_given_as_fields_print_as_in_python() {
+    for (source, want) in [
+        ("{{ '{:>{}}|'.format('a', 4) }}", "   a|"),
+        ("{{ '{:{}{}{}}|'.format('a', '*', '^', 7) }}", "***a***|"),
+        ("{{ '{0:.{1}f}'.format(1.5, 3) }}", "1.500"),
+        ("{{ '{x:>{w}}|{}'.format('b', x='a', w=3) }}", "  a|b"),
+        ("{{ '{{}}{}{{{}}}'.format(1, 2) }}", "{}1{2}"),
+        ("{{ '{:4>3}'.format(1) }}", "441"),
+    ] {
+        assert_eq!(compile(source).unwrap().render(nothing()), Ok(want.into()), "{source}");
+    }
+    for source in ["{{ '{:{}}'.format(1) }}", "{{ '{'.format(1) }}", "{{ '}'.format(1) }}", "{{ '{:{'.format(1, 2) }}"]
+    {
+        let why = compile(source).unwrap().render(nothing()).unwrap_err();
+        assert!(why.to_string().contains("format: "), "{source}: {why}");
     }
 }
