@@ -3,7 +3,7 @@
 
 use minijinja::Environment;
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Room {
         make: impl FnOnce() -> Result<Environment<'static>, E> + Send + 'static,
     ) -> Result<Result<Room, E>, String> {
         let (jobs, inbox) = sync_channel::<Job>(1);
-        let (made, answer) = channel();
+        let (made, answer) = sync_channel(1);
         Builder::new()
             .name("chat-template".into())
             .stack_size(STACK)
@@ -58,7 +58,7 @@ impl Room {
         &self,
         job: impl FnOnce(&mut Environment<'static>) -> T + Send + 'static,
     ) -> Result<T, String> {
-        let (done, answer) = channel();
+        let (done, answer) = sync_channel(1);
         let job: Job = Box::new(move |env| drop(done.send(job(env))));
         let jobs = self.jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // A job that is still running after its time keeps the room: everything behind it would wait.
