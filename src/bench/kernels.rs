@@ -148,7 +148,7 @@ fn visits(shape: Shape, tokens: usize, device: Device, timed: &Timed<'_>) -> Res
         rope: &rope,
         block: 1,
         adapter: Some(adapter.block(1, None)),
-        mlp_chunk: 0,
+        tile: 0,
         needs_input: true,
     };
     let up = timed(&mut || block_forward(&x, &mut weights, &context, None).map(drop))?;

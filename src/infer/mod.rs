@@ -70,7 +70,7 @@ impl Generator {
         let mut x = self.residents.embed(&Tensor::from_slice(&ids).view([1, -1]))?;
         // Two sweeps ahead, so that the next token's first blocks come while this one's head computes.
         let n = self.arch.n_layers;
-        let habit = Habit { split: self.streamer.is_split(), micro: 1, ..Habit::default() };
+        let habit = Habit::of(1, 0, self.streamer.is_split());
         let sweep = || habit.sweep(n, self.streamer.head_pieces());
         let two = sweep().into_iter().chain(sweep()).collect::<Vec<_>>();
         self.streamer.forget()?;
@@ -83,11 +83,11 @@ impl Generator {
                 rope: &rope,
                 block,
                 adapter: self.adapter.as_ref().map(|a| a.block(block, None)),
-                mlp_chunk: 0,
+                tile: 0,
                 needs_input: false,
             };
             let mut weights = Streamed::forward(&mut self.streamer, block, self.kind, habit);
-            weights.begin(true)?;
+            weights.begin(0, true)?;
             x = block_forward(&x, &mut weights, &context, Some(&mut self.caches[block]))?;
         }
         self.position += ids.len();

@@ -29,8 +29,8 @@ pub struct BlockContext<'a> {
     pub block: usize,
     /// Adapted projections, if the model has any.
     pub adapter: Option<BlockAdapter<'a>>,
-    /// Tokens of the feed-forward at a time; 0 = all.
-    pub mlp_chunk: usize,
+    /// Tokens of the feed-forward at a time, fewer than the input has; 0 = all. See [`crate::plan::schedule::tile`].
+    pub tile: usize,
     /// Whether backward returns the gradient of the input: not at the lowest trainable block.
     pub needs_input: bool,
 }

@@ -20,9 +20,9 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn open(weights: &'a mut dyn Weights, chunks: usize) -> Result<Parts<'a>> {
+    fn open(weights: &'a mut dyn Weights, tile: usize) -> Result<Parts<'a>> {
         let mut held = Vec::new();
-        if chunks > 1 {
+        if tile > 0 {
             for part in [Part::Gate, Part::Up, Part::Down] {
                 held.push((part, weights.take(part)?));
             }
@@ -56,8 +56,8 @@ impl<'a> Parts<'a> {
 }
 
 /// `(first, length)` of each chunk of `tokens`.
-fn chunks(tokens: i64, chunk: usize) -> Vec<(i64, i64)> {
-    let step = if chunk == 0 { tokens } else { (chunk as i64).min(tokens) }.max(1);
+fn chunks(tokens: i64, tile: usize) -> Vec<(i64, i64)> {
+    let step = if tile == 0 { tokens } else { (tile as i64).min(tokens) }.max(1);
     (0..tokens).step_by(step as usize).map(|at| (at, step.min(tokens - at))).collect()
 }
 
@@ -83,8 +83,8 @@ fn gate_up(
 
 /// Adds the feed-forward of `h` (the normed `x`) to `x`, in place; both `[T, H]`.
 pub(super) fn forward(x: &Tensor, h: &Tensor, weights: &mut dyn Weights, context: &BlockContext<'_>) -> Result<()> {
-    let chunks = chunks(x.size()[0], context.mlp_chunk);
-    let mut parts = Parts::open(weights, chunks.len())?;
+    let chunks = chunks(x.size()[0], context.tile);
+    let mut parts = Parts::open(weights, context.tile)?;
     let (delta, down_delta) = (context.delta(Group::GateUp), context.delta(Group::Down));
     for (at, len) in chunks {
         let (x, h) = (x.narrow(0, at, len), h.narrow(0, at, len));
@@ -117,8 +117,8 @@ pub(super) fn backward(
     grads: &Tensor,
     wanted: bool,
 ) -> Result<Option<Tensor>> {
-    let chunks = chunks(h.size()[0], context.mlp_chunk);
-    let mut parts = Parts::open(weights, chunks.len())?;
+    let chunks = chunks(h.size()[0], context.tile);
+    let mut parts = Parts::open(weights, context.tile)?;
     let (delta, down_delta) = (context.delta(Group::GateUp), context.delta(Group::Down));
     let mut dh_all = None;
     for (at, len) in chunks {

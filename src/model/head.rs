@@ -1,7 +1,8 @@
 //! Head and loss with the backward in the same pass: no `tokens × vocabulary` tensor ever exists.
 //!
-//! The head is frozen, so only the gradient of its input is made: dL/dh = (softmax(h·Wᵀ) − onehot)·W · weight. A head on
-//! the device goes in token chunks ([`head_loss`]); one that streams comes in vocabulary chunks, each used once
+//! The head is frozen, so only the gradient of its input is made: dL/dh = (softmax(h·Wᵀ) − onehot)·W, L the sum of the
+//! token losses. The mean's factor is not in it: f16 can't hold a gradient divided by thousands of tokens. A head on the
+//! device goes in token chunks ([`head_loss`]); one that streams comes in vocabulary chunks, each used once
 //! ([`OnlineHead`]).
 
 use super::kernels::{Kernels, OnlineRows};
@@ -14,14 +15,14 @@ use tch::{Kind, Tensor};
 pub struct HeadLoss {
     /// Sum over trained tokens, f64 scalar on the device.
     pub loss_sum: Tensor,
-    /// `[N, H]`, of the loss sum times `weight`.
+    /// `[N, H]`, of the loss sum.
     pub grad: Option<Tensor>,
 }
 
 /// Cross-entropy of `hidden` `[N, H]` (after the final norm) against `labels` `[N]` (Int64; all must be real tokens).
 ///
-/// `head` is `[V, H]`. `weight` scales the gradient (1 / trained tokens of the step); `chunk` tokens are in flight at a
-/// time, their logits in the compute type only.
+/// `head` is `[V, H]`. With `wanted` the gradient is made too; `chunk` tokens are in flight at a time, their logits in the
+/// compute type only.
 ///
 /// # Errors
 /// The device is out of memory.
@@ -30,7 +31,7 @@ pub fn head_loss(
     hidden: &Tensor,
     labels: &Tensor,
     head: &Tensor,
-    weight: Option<f64>,
+    wanted: bool,
     chunk: usize,
 ) -> Result<HeadLoss> {
     let _no_grad = tch::no_grad_guard();
@@ -38,7 +39,7 @@ pub fn head_loss(
     let chunk = (chunk.max(1) as i64).min(n);
     let options = (hidden.kind(), hidden.device());
     let room = Tensor::f_empty([chunk, head.size()[0]], options)?;
-    let grad = weight.map(|_| Tensor::f_empty(hidden.size(), options)).transpose()?;
+    let grad = wanted.then(|| Tensor::f_empty(hidden.size(), options)).transpose()?;
     let losses = Tensor::f_empty([n], (Kind::Float, hidden.device()))?;
     for at in (0..n).step_by(chunk.max(1) as usize) {
         let len = chunk.min(n - at);
@@ -46,8 +47,8 @@ pub fn head_loss(
         gemm(&logits, &hidden.narrow(0, at, len), &head.tr(), 0.0, 1.0)?;
         let loss = kernels.cross_entropy(&logits, &labels.narrow(0, at, len), grad.is_some())?;
         losses.narrow(0, at, len).copy_(&loss);
-        if let (Some(weight), Some(grad)) = (weight, &grad) {
-            gemm(&grad.narrow(0, at, len), &logits, head, 0.0, weight)?;
+        if let Some(grad) = &grad {
+            gemm(&grad.narrow(0, at, len), &logits, head, 0.0, 1.0)?;
         }
     }
     Ok(HeadLoss { loss_sum: losses.f_sum(Kind::Double)?, grad })
@@ -64,7 +65,6 @@ pub struct OnlineHead<'a> {
     hidden: Tensor,
     /// `[N]`
     labels: Tensor,
-    weight: Option<f64>,
     /// Tokens whose logits are in flight.
     tokens: i64,
     rows: OnlineRows,
@@ -77,7 +77,7 @@ pub struct OnlineHead<'a> {
 impl<'a> OnlineHead<'a> {
     /// Starts on `hidden` `[N, H]` (after the final norm) and `labels` `[N]` (Int64; all must be real tokens).
     ///
-    /// `weight` as in [`head_loss`]; without it only the loss is made. `tokens` are in flight at a time.
+    /// With `wanted` the gradient is made too. `tokens` are in flight at a time.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -85,11 +85,11 @@ impl<'a> OnlineHead<'a> {
         kernels: &'a Kernels,
         hidden: &Tensor,
         labels: &Tensor,
-        weight: Option<f64>,
+        wanted: bool,
         tokens: usize,
     ) -> Result<OnlineHead<'a>> {
         let (n, device) = (hidden.size()[0], hidden.device());
-        let pull = weight.map(|_| -> Result<(Tensor, Tensor)> {
+        let pull = wanted.then(|| -> Result<(Tensor, Tensor)> {
             let sum = Tensor::f_zeros(hidden.size(), (Kind::Float, device))?;
             Ok((sum, Tensor::f_zeros(hidden.size(), (hidden.kind(), device))?))
         });
@@ -97,7 +97,6 @@ impl<'a> OnlineHead<'a> {
             kernels,
             hidden: hidden.detach(),
             labels: labels.shallow_clone(),
-            weight,
             tokens: (tokens.max(1) as i64).min(n.max(1)),
             rows: OnlineRows::new(n, device)?,
             pull: pull.transpose()?,
@@ -144,12 +143,12 @@ impl<'a> OnlineHead<'a> {
         let _no_grad = tch::no_grad_guard();
         let rows = &self.rows;
         let losses = &rows.max + rows.sum.log() - &rows.picked;
-        let grad = match (self.pull, self.weight) {
-            (Some((mut sum, picked)), Some(weight)) => {
-                let _ = sum.f_div_(&rows.sum.unsqueeze(1))?.f_sub_(&picked)?.f_mul_scalar_(weight)?;
+        let grad = match self.pull {
+            Some((mut sum, picked)) => {
+                let _ = sum.f_div_(&rows.sum.unsqueeze(1))?.f_sub_(&picked)?;
                 Some(sum.to_kind(self.hidden.kind()))
             }
-            _ => None,
+            None => None,
         };
         Ok(HeadLoss { loss_sum: losses.f_sum(Kind::Double)?, grad })
     }
@@ -161,7 +160,7 @@ mod tests {
     use crate::device::shim;
     use tch::Device;
 
-    /// Hidden states, head, labels, and autograd's loss sum and gradient at weight 0.25.
+    /// Hidden states, head, labels, and autograd's loss sum and its gradient.
     fn case() -> (Tensor, Tensor, Tensor, f64, Tensor) {
         let _ = shim::init();
         tch::manual_seed(1);
@@ -172,7 +171,7 @@ mod tests {
         let x = hidden.detach().set_requires_grad(true);
         let reference =
             x.matmul(&head.tr()).cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
-        let want = shim::grad(&[&reference], &[&Tensor::from(0.25_f32)], &[&x]).unwrap().remove(0).unwrap();
+        let want = shim::grad(&[&reference], &[&Tensor::from(1.0_f32)], &[&x]).unwrap().remove(0).unwrap();
         (hidden, head, labels, reference.double_value(&[]), want)
     }
 
@@ -180,12 +179,12 @@ mod tests {
         let difference = (got.loss_sum.double_value(&[]) - loss).abs();
         assert!(difference < 2e-5, "{what}: {difference}");
         let worst = (got.grad.as_ref().unwrap() - want).abs().max().double_value(&[]);
-        assert!(worst < 2e-6, "{what}: {worst}");
+        assert!(worst < 8e-6, "{what}: {worst}");
     }
 
-    fn online(split: &[i64], tokens: usize, weight: Option<f64>) -> HeadLoss {
+    fn online(split: &[i64], tokens: usize, wanted: bool) -> HeadLoss {
         let (hidden, head, labels, ..) = case();
-        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, weight, tokens).unwrap();
+        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, wanted, tokens).unwrap();
         let mut at = 0;
         for &rows in split {
             online.chunk(&head.narrow(0, at, rows), at as usize).unwrap();
@@ -199,9 +198,9 @@ mod tests {
     fn chunks_change_nothing_and_match_autograd() {
         let (hidden, head, labels, loss, want) = case();
         for chunk in [1, 3, 7, 100] {
-            let got = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, Some(0.25), chunk).unwrap();
+            let got = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, true, chunk).unwrap();
             check(&format!("chunk {chunk}"), &got, loss, &want);
-            let only = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, None, chunk).unwrap();
+            let only = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, false, chunk).unwrap();
             assert!(only.grad.is_none());
             assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5);
         }
@@ -213,8 +212,8 @@ mod tests {
         for split in [vec![33], vec![16, 17], vec![1; 33], vec![30, 3], vec![8, 8, 8, 8, 1]] {
             for tokens in [1, 3, 7, 100] {
                 let what = format!("{split:?} of {tokens} tokens");
-                check(&what, &online(&split, tokens, Some(0.25)), loss, &want);
-                let only = online(&split, tokens, None);
+                check(&what, &online(&split, tokens, true), loss, &want);
+                let only = online(&split, tokens, false);
                 assert!(only.grad.is_none());
                 assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5, "{what}");
             }
@@ -225,7 +224,7 @@ mod tests {
     fn vocabulary_chunks_from_other_memory_are_bit_equal() {
         let (hidden, head, labels, ..) = case();
         let run = |copy: bool| {
-            let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, Some(0.5), 4).unwrap();
+            let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, true, 4).unwrap();
             for (at, len) in [(0, 16), (16, 16), (32, 1)] {
                 let rows = head.narrow(0, at, len);
                 online.chunk(&if copy { rows.copy() } else { rows }, at as usize).unwrap();
@@ -239,7 +238,7 @@ mod tests {
     #[test]
     fn a_label_that_never_came_gives_nan() {
         let (hidden, head, labels, ..) = case();
-        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, None, 4).unwrap();
+        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, false, 4).unwrap();
         online.chunk(&head.narrow(0, 0, 32), 0).unwrap();
         assert!(online.finish().unwrap().loss_sum.double_value(&[]).is_nan());
     }

@@ -15,8 +15,8 @@ pub struct Streamed<'a> {
     kind: Kind,
     device: Device,
     split: bool,
-    /// Uses of each part in one micro-batch.
-    uses: [u8; PARTS],
+    /// Recomputes and goes back.
+    back: bool,
     /// Uses still to come in this micro-batch.
     left: [u8; PARTS],
     /// The last micro-batch of the visit is running.
@@ -28,29 +28,30 @@ impl<'a> Streamed<'a> {
     /// A visit that only runs forward.
     #[must_use]
     pub fn forward(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit) -> Streamed<'a> {
-        Streamed::new(streamer, block, kind, habit, [1; PARTS])
+        Streamed::new(streamer, block, kind, habit, false)
     }
 
     /// A visit that recomputes and goes back.
     #[must_use]
     pub fn backward(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit) -> Streamed<'a> {
-        // By token chunks gate and up are taken once around both directions.
-        let feed_forward = if habit.tiled { 1 } else { 2 };
-        Streamed::new(streamer, block, kind, habit, [2, feed_forward, feed_forward, 1])
+        Streamed::new(streamer, block, kind, habit, true)
     }
 
-    fn new(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit, uses: [u8; PARTS]) -> Streamed<'a> {
+    fn new(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit, back: bool) -> Streamed<'a> {
         let device = streamer.device();
         let held = std::array::from_fn(|_| None);
-        Streamed { streamer, block, kind, device, split: habit.split, uses, left: uses, last: false, held }
+        Streamed { streamer, block, kind, device, split: habit.split, back, left: [1; PARTS], last: false, held }
     }
 
-    /// Begins a micro-batch; `last`: no further one follows in this visit.
+    /// Begins a micro-batch whose feed-forward goes in chunks of `tile` tokens (0: in one); `last`: no further one
+    /// follows in this visit.
     ///
     /// # Errors
     /// A read or copy failed.
-    pub fn begin(&mut self, last: bool) -> Result<()> {
-        self.left = self.uses;
+    pub fn begin(&mut self, tile: usize, last: bool) -> Result<()> {
+        // By chunks gate and up are taken once around both directions.
+        let feed_forward = if tile > 0 { 1 } else { 2 };
+        self.left = if self.back { [2, feed_forward, feed_forward, 1] } else { [1; PARTS] };
         self.last = last;
         // Long visits must not starve the lanes.
         self.streamer.pump()

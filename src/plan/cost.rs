@@ -1,7 +1,7 @@
 //! What one optimizer step moves in the steady state, sweep by sweep: the schedule's loads, in bytes.
 
 use super::fit::Fit;
-use super::schedule::{Habit, PARTS, steady};
+use super::schedule::{Habit, PARTS, steady, tile};
 use super::shape::{Job, Model};
 use super::slots::Slots;
 use super::types::PerStep;
@@ -52,7 +52,8 @@ impl Layout {
         tiers.extend(std::iter::repeat_n(fit.stream.head.unwrap_or(TierName::Vram), pieces));
         let fixed = tiers.iter().enumerate().map(|(s, t)| s < n * PARTS && *t == TierName::Vram).collect();
         let slots = Slots::new(fixed, fit.stream.ring, &m.slot_sizes);
-        let habit = Habit { tiled: fit.stream.mlp_chunk > 0, split: fit.stream.split, micro: job.micro as usize };
+        let (split, micro) = (fit.stream.split, job.micro as usize);
+        let habit = Habit::of(micro, tile(job.micro_tokens() as usize, fit.stream.mlp_chunk, split), split);
         Layout { slots, habit, pieces, bytes, copies, tiers }
     }
 }

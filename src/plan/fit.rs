@@ -36,8 +36,8 @@ pub struct Fit {
     pub host_limit: Limit,
 }
 
-/// Ways to spare device memory that the config leaves open, the fastest first.
-fn thrifts(config: &RunConfig, on_device: bool) -> Vec<Thrift> {
+/// Ways to spare device memory that the config leaves open, the fastest first, with this chunk of the feed-forward.
+fn thrifts(config: &RunConfig, on_device: bool, mlp_chunk: usize) -> Vec<Thrift> {
     let s = &config.stream;
     let choices = |value: &str, always: &str| match value {
         "auto" if on_device => vec![false, true],
@@ -47,7 +47,7 @@ fn thrifts(config: &RunConfig, on_device: bool) -> Vec<Thrift> {
     let mut all = Vec::new();
     for stream_head in choices(&s.head, "stream") {
         for offload in choices(&s.activation_offload, "on") {
-            all.push(Thrift { stream_head, offload, mlp_chunk: s.mlp_chunk as u64 });
+            all.push(Thrift { stream_head, offload, mlp_chunk: mlp_chunk as u64 });
         }
     }
     all
@@ -69,7 +69,7 @@ pub fn fit_like(like: &Fit, m: &Model, job: &Job, machine: &Machine, config: &Ru
 /// device memory that the config leaves open.
 pub fn possible(m: &Model, job: &Job, machine: &Machine, config: &RunConfig, disk: bool) -> bool {
     let slots = config.stream.slots.max(1);
-    let mut ways = thrifts(config, machine.gpu.is_some()).into_iter();
+    let mut ways = chunks(config).into_iter().flat_map(|chunk| thrifts(config, machine.gpu.is_some(), chunk));
     ways.any(|thrift| Room::new(m, job, machine, config, thrift, slots).fits(disk))
 }
 
@@ -119,12 +119,48 @@ fn ways(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Result<V
     Ok(best)
 }
 
+/// Chunks of the feed-forward to try: the config's, and only if nothing fits with it, none. Where a block passes part by
+/// part its chunks can't have the three parts they use together.
+fn chunks(config: &RunConfig) -> Vec<usize> {
+    if config.stream.mlp_chunk > 0 { vec![config.stream.mlp_chunk, 0] } else { vec![0] }
+}
+
 /// Fits that can be done, by thrift and in each by ring length, longest first; or one that can't.
 #[expect(clippy::result_large_err, reason = "both are answers")]
 fn feasible(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Result<Vec<Vec<Fit>>, Fit> {
+    let mut none: Option<Fit> = None;
+    for chunk in chunks(config) {
+        match feasible_with(chunk, m, job, machine, config) {
+            Ok(mut all) => {
+                if chunk != config.stream.mlp_chunk {
+                    let note = format!(
+                        "stream.mlp_chunk = {} is not used: with it nothing fits, since its chunks need three parts of \
+                         a layer at once",
+                        config.stream.mlp_chunk
+                    );
+                    all.iter_mut().flatten().for_each(|fit| fit.notes.push(note.clone()));
+                }
+                return Ok(all);
+            }
+            Err(fit) if none.as_ref().is_none_or(|least| fit.lack < least.lack) => none = Some(fit),
+            Err(_) => {}
+        }
+    }
+    Err(none.expect("there is always one way to try"))
+}
+
+/// As [`feasible`], with this chunk of the feed-forward.
+#[expect(clippy::result_large_err, reason = "both are answers")]
+fn feasible_with(
+    chunk: usize,
+    m: &Model,
+    job: &Job,
+    machine: &Machine,
+    config: &RunConfig,
+) -> Result<Vec<Vec<Fit>>, Fit> {
     let mut all = Vec::new();
     let mut none = None;
-    for thrift in thrifts(config, machine.gpu.is_some()) {
+    for thrift in thrifts(config, machine.gpu.is_some(), chunk) {
         let mut found: Vec<Fit> = Vec::new();
         for slots in ring_lengths(config, m.blocks.len()) {
             let fit = Room::new(m, job, machine, config, thrift, slots).fit(Pattern::Spread);

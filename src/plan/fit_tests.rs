@@ -21,7 +21,7 @@ fn machine(vram: u64, ram: u64, [disk, link, flops]: [f64; 3]) -> Machine {
 fn exhaustive(m: &Model, job: &Job, machine: &Machine, config: &RunConfig) -> Option<(f64, String)> {
     let n = m.blocks.len();
     let mut best: Option<(f64, String)> = None;
-    for thrift in thrifts(config, true) {
+    for thrift in thrifts(config, true, config.stream.mlp_chunk) {
         for slots in ring_lengths(config, n) {
             for code in 0..3_usize.pow(n as u32) {
                 let tier = |b: usize| [TierName::Disk, TierName::Ram, TierName::Vram][code / 3_usize.pow(b as u32) % 3];

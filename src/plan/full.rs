@@ -207,9 +207,13 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
         _ if gpu.is_none() => &[false],
         _ => &[false, true],
     };
-    let thrift = |offload| Thrift { stream_head: true, offload, mlp_chunk: c.stream.mlp_chunk as u64 };
+    // Part by part the feed-forward goes in one: its chunks would use three parts at once.
+    let thrift = |ring, offload| {
+        let mlp_chunk = if matches!(ring, Ring::Parts) { 0 } else { c.stream.mlp_chunk as u64 };
+        Thrift { stream_head: true, offload, mlp_chunk }
+    };
     let largest = Largest::of(x);
-    let terms = |ring, offload| device(x, &job, state, largest, ring, thrift(offload));
+    let terms = |ring, offload| device(x, &job, state, largest, ring, thrift(ring, offload));
     let rings = || (1..=wished).rev().map(Ring::Blocks).chain([Ring::Parts]);
     let mut ways = offloads.iter().flat_map(|o| rings().map(move |r| (r, *o)));
     let fits = |(ring, o): &(Ring, bool)| gpu.is_none() || memory::total(&terms(*ring, *o)) <= budget;
@@ -222,7 +226,7 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
     let room = usable.saturating_sub(shared);
     let unit = state.bytes(if split { largest.part } else { largest.block });
     let host_of = |in_host: bool, buffers: u64| {
-        let mut terms = memory::host_terms(m, &job, thrift(offload));
+        let mut terms = memory::host_terms(m, &job, thrift(ring, offload));
         if in_host {
             terms.remove("embedding");
             terms.insert("weights_and_state", all);

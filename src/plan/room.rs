@@ -3,6 +3,7 @@
 use super::fit::Fit;
 use super::memory::{self, Terms, Thrift};
 use super::placement::{Pattern, place};
+use super::schedule::tile;
 use super::shape::{Job, Model};
 use super::slots::FEED_FORWARD;
 use super::types::{StreamPlan, VramPlan};
@@ -210,7 +211,13 @@ impl<'a> Room<'a> {
             Some((self.fill_host(0, slots, disk)?, vec![note]))
         });
         // A block that doesn't fit whole can still pass part by part.
-        shorter.or_else(|| self.device_fits(0, 0).then(|| Some((self.fill_host(0, 0, disk)?, Vec::new())))?)
+        let parts = || (self.least() == 0 && self.device_fits(0, 0)).then(|| self.fill_host(0, 0, disk)).flatten();
+        shorter.or_else(|| Some((parts()?, Vec::new())))
+    }
+
+    /// The shortest ring: part by part, unless the feed-forward's chunks use its three parts together.
+    fn least(&self) -> usize {
+        usize::from(tile(self.job.micro_tokens() as usize, self.thrift.mlp_chunk as usize, false) > 0)
     }
 
     fn device_fits(&self, resident: usize, slots: usize) -> bool {
@@ -318,8 +325,8 @@ impl<'a> Room<'a> {
     /// what there is.
     fn why_not(&self) -> (Vec<String>, Bytes) {
         let asked = self.config.stream.slots;
-        // Part by part needs least, unless so many slots are asked for.
-        let slots = if asked > 0 { self.slots.min(self.m.blocks.len()) } else { 0 };
+        // The shortest ring needs least, unless so many slots are asked for.
+        let slots = if asked > 0 { self.slots } else { self.least() }.min(self.m.blocks.len());
         let least = self.split(0, slots, 0);
         let (mut device, mut host) = self.terms(&least);
         let (mut problems, mut lack) = (Vec::new(), Bytes::ZERO);

@@ -37,10 +37,19 @@ pub enum Op {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visit(pub Vec<Op>);
 
+/// Tokens of the feed-forward at a time in a micro-batch of `tokens`, where a config asks for `chunk` (0 = all at once):
+/// 0 where they go in one. The planner, the program of a visit and its passes all ask here.
+///
+/// A split block's feed-forward goes in one: chunks hold its three parts together, and their slots are not there.
+#[must_use]
+pub fn tile(tokens: usize, chunk: usize, split: bool) -> usize {
+    if split || tokens <= chunk { 0 } else { chunk }
+}
+
 /// How visits use the parts of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Habit {
-    /// The feed-forward runs by token chunks: its three parts are taken together.
+    /// The feed-forward of the visit's only micro-batch runs by token chunks: its three parts are taken together.
     pub tiled: bool,
     /// A block doesn't fit its slots: every use takes and gives back, for each micro-batch.
     pub split: bool,
@@ -49,6 +58,13 @@ pub struct Habit {
 }
 
 impl Habit {
+    /// With `micro` micro-batches in a visit, the first of which has its feed-forward in chunks of `tile` tokens (0 = one).
+    #[must_use]
+    pub fn of(micro: usize, tile: usize, split: bool) -> Habit {
+        // Several hold all parts from the first to the last, chunks or not.
+        Habit { tiled: micro == 1 && tile > 0, split, micro }
+    }
+
     /// A visit that only runs forward.
     #[must_use]
     pub fn forward(self, block: usize) -> Visit {

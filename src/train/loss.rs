@@ -22,13 +22,12 @@ struct Labelled {
 }
 
 impl BlockWalk {
-    /// Sum of token losses (f64 scalar) over all micro-batches, and the gradient of each `x` `[B, S, H]` for that sum
-    /// times `weight`; without a weight the gradients are empty.
+    /// Sum of token losses (f64 scalar) over all micro-batches, and its gradient for each `x` `[B, S, H]` if `wanted`.
     pub(super) fn losses(
         &mut self,
         xs: Vec<Tensor>,
         labels: Vec<Option<(Tensor, Tensor)>>,
-        weight: Option<f64>,
+        wanted: bool,
     ) -> Result<(Tensor, Vec<Tensor>)> {
         self.streamer.begin(Phase::Head, self.arch.n_layers - 1)?;
         let mut sum = Tensor::f_zeros([], (Kind::Double, self.device))?;
@@ -39,11 +38,11 @@ impl BlockWalk {
                 let labelled = self.labelled(&x, labels)?;
                 let loss = match (&labelled, &self.residents.head) {
                     (Some(l), Some(head)) => {
-                        Some(head_loss(self.kernels, &l.normed, &l.labels, head, weight, self.loss_chunk)?)
+                        Some(head_loss(self.kernels, &l.normed, &l.labels, head, wanted, self.loss_chunk)?)
                     }
                     _ => None,
                 };
-                self.collect(labelled, loss, weight, &x, &mut sum, &mut gxs)?;
+                self.collect(labelled, loss, wanted, &x, &mut sum, &mut gxs)?;
                 self.streamer.pump()?;
             }
         } else {
@@ -51,7 +50,7 @@ impl BlockWalk {
             let labelled: Vec<_> = xs.iter().zip(labels).map(|(x, l)| self.labelled(x, l)).collect::<Result<_>>()?;
             let mut online = Vec::new();
             for l in &labelled {
-                let start = |l: &Labelled| OnlineHead::new(self.kernels, &l.normed, &l.labels, weight, self.loss_chunk);
+                let start = |l: &Labelled| OnlineHead::new(self.kernels, &l.normed, &l.labels, wanted, self.loss_chunk);
                 online.push(l.as_ref().map(start).transpose()?);
             }
             head_pieces(&mut self.streamer, self.arch.n_layers, self.kind, &mut |rows, first| {
@@ -59,7 +58,7 @@ impl BlockWalk {
             })?;
             for ((o, l), x) in online.into_iter().zip(labelled).zip(&xs) {
                 let loss = o.map(OnlineHead::finish).transpose()?;
-                self.collect(l, loss, weight, x, &mut sum, &mut gxs)?;
+                self.collect(l, loss, wanted, x, &mut sum, &mut gxs)?;
             }
         }
         Ok((sum, gxs))
@@ -77,13 +76,13 @@ impl BlockWalk {
         &self,
         labelled: Option<Labelled>,
         loss: Option<HeadLoss>,
-        weight: Option<f64>,
+        wanted: bool,
         x: &Tensor,
         sum: &mut Tensor,
         gxs: &mut Vec<Tensor>,
     ) -> Result<()> {
         let (Some(l), Some(loss)) = (labelled, loss) else {
-            if weight.is_some() {
+            if wanted {
                 gxs.push(x.f_zeros_like()?);
             }
             return Ok(());

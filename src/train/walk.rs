@@ -11,7 +11,7 @@ use crate::event::Phase;
 use crate::model::rope::{RopeCache, RopeTable};
 use crate::model::visit::{Streamed, logits};
 use crate::model::{Adapter, BlockContext, Kernels, Residents, block_backward, block_forward};
-use crate::plan::schedule::{Habit, Visit as Program};
+use crate::plan::schedule::{Habit, Visit as Program, tile};
 use crate::stream::{Boundaries, Streamer};
 use tch::{Device, Kind, Tensor};
 
@@ -85,7 +85,7 @@ pub struct BlockWalk {
     pub streamer: Streamer,
     /// The operations blocks compute with.
     pub kernels: &'static Kernels,
-    /// Tokens of the feed-forward at a time; 0 = all.
+    /// Most tokens of the feed-forward at a time; 0 = no limit. A split block's goes in one all the same.
     pub mlp_chunk: usize,
     /// Inputs of the trained blocks between the sweeps.
     pub boundaries: Boundaries,
@@ -143,9 +143,15 @@ impl BlockWalk {
         self.kernels.row_length(self.kind, self.arch.head_dim as i64, length, most)
     }
 
-    /// How visits use parts with `micro` micro-batches in each.
-    fn habit(&self, micro: usize) -> Habit {
-        Habit { tiled: self.mlp_chunk > 0, split: self.streamer.is_split(), micro }
+    /// Tokens of the feed-forward at a time in a micro-batch of `tokens`; 0 = all at once.
+    fn tile(&self, tokens: usize) -> usize {
+        tile(tokens, self.mlp_chunk, self.streamer.is_split())
+    }
+
+    /// How visits use parts with `batches` in each.
+    fn habit(&self, batches: &[Batch]) -> Habit {
+        let first = batches.first().map_or(0, |b| b.rows * b.len);
+        Habit::of(batches.len(), self.tile(first), self.streamer.is_split())
     }
 
     /// Tells the streamer this step, and the next one if it follows.
@@ -198,7 +204,7 @@ impl BlockWalk {
     pub fn queue_step(&mut self, batches: &[Batch], context: StepContext, observe: Observer<'_>) -> Result<QueuedStep> {
         let _no_grad = tch::no_grad_guard();
         let n = self.arch.n_layers;
-        let habit = self.habit(batches.len());
+        let habit = self.habit(batches);
         self.tell(habit, context.more)?;
         let trained_tokens: u64 = batches.iter().map(|b| b.trained_tokens() as u64).sum();
         let tokens = batches.iter().map(|b| b.tokens() as u64).sum();
@@ -221,28 +227,32 @@ impl BlockWalk {
 
         self.boundaries.prefetch()?;
         observe(Visit { phase: Phase::Head, block: n - 1, index: n }, &mut self.streamer)?;
-        let weight = 1.0 / trained_tokens.max(1) as f64;
-        let (loss_sum, mut gxs) = self.losses(xs, labels, Some(weight))?;
+        let (loss_sum, mut gxs) = self.losses(xs, labels, true)?;
 
         for (index, block) in (self.lowest()..n).rev().enumerate() {
             let visit = Visit { phase: Phase::Backward, block, index: n + index };
             observe(visit, &mut self.streamer)?;
             let inputs = self.boundaries.take()?;
             self.streamer.begin(visit.phase, block)?;
+            let tiles: Vec<usize> = inputs.iter().map(|x| self.tile(tokens_of(x))).collect();
             let mut weights = Streamed::backward(&mut self.streamer, block, self.kind, habit);
             for (m, x) in inputs.iter().enumerate() {
-                weights.begin(m + 1 == inputs.len())?;
+                weights.begin(tiles[m], m + 1 == inputs.len())?;
                 let context = BlockContext {
                     adapter: Some(self.adapter.block(block, Some((context.seed, context.step, m)))),
                     needs_input: block > self.adapter.layout.lowest,
-                    ..fixed(&self.arch, self.kernels, &tables[m], block, self.mlp_chunk)
+                    ..fixed(&self.arch, self.kernels, &tables[m], block, tiles[m])
                 };
                 if let Some(gx) = block_backward(x, &gxs[m], &mut weights, &context, &grads)? {
                     gxs[m] = gx;
                 }
             }
         }
-        Ok(QueuedStep { loss_sum, weight, trained_tokens, tokens, grad: grads })
+        // Only here, in f32: what went down through the blocks was the sum's gradient, which f16 holds at any number of
+        // tokens.
+        let weight = 1.0 / trained_tokens.max(1) as f64;
+        let grad = grads.shallow_clone().f_mul_scalar_(weight)?;
+        Ok(QueuedStep { loss_sum, weight, trained_tokens, tokens, grad })
     }
 
     /// One block over every micro-batch, forward only.
@@ -257,13 +267,13 @@ impl BlockWalk {
     ) -> Result<()> {
         observe(visit, &mut self.streamer)?;
         self.streamer.begin(visit.phase, visit.block)?;
+        let tiles: Vec<usize> = xs.iter().map(|x| self.tile(tokens_of(x))).collect();
         let mut weights = Streamed::forward(&mut self.streamer, visit.block, self.kind, habit);
-        let n = xs.len();
         for (m, x) in xs.iter_mut().enumerate() {
-            weights.begin(m + 1 == n)?;
+            weights.begin(tiles[m], m + 1 == tiles.len())?;
             let context = BlockContext {
                 adapter: Some(self.adapter.block(visit.block, train.map(|c| (c.seed, c.step, m)))),
-                ..fixed(&self.arch, self.kernels, &tables[m], visit.block, self.mlp_chunk)
+                ..fixed(&self.arch, self.kernels, &tables[m], visit.block, tiles[m])
             };
             *x = block_forward(x, &mut weights, &context, None)?;
         }
@@ -277,13 +287,13 @@ impl BlockWalk {
     pub fn evaluate(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<(f64, u64)> {
         let _no_grad = tch::no_grad_guard();
         let Inputs { xs, labels, .. } = self.forward(batches, observe)?;
-        let (sum, _) = self.losses(xs, labels, None)?;
+        let (sum, _) = self.losses(xs, labels, false)?;
         Ok((sum.double_value(&[]), batches.iter().map(|b| b.trained_tokens() as u64).sum()))
     }
 
     /// The inputs with hidden states `[B, S, H]` after the last block in their place, forward only, dropout off.
     fn forward(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<Inputs> {
-        let habit = self.habit(batches.len());
+        let habit = self.habit(batches);
         self.streamer.forget()?;
         self.told = None;
         self.streamer.extend(habit.sweep(self.arch.n_layers, self.streamer.head_pieces()));
@@ -310,13 +320,12 @@ impl BlockWalk {
     }
 }
 
+/// Tokens of a micro-batch's states `[B, S, H]`.
+fn tokens_of(x: &Tensor) -> usize {
+    x.size()[..2].iter().product::<i64>() as usize
+}
+
 /// What a visit of `block` needs besides its adapter.
-fn fixed<'a>(
-    arch: &'a Arch,
-    kernels: &'a Kernels,
-    rope: &'a RopeTable,
-    block: usize,
-    mlp_chunk: usize,
-) -> BlockContext<'a> {
-    BlockContext { arch, kernels, rope, block, adapter: None, mlp_chunk, needs_input: false }
+fn fixed<'a>(arch: &'a Arch, kernels: &'a Kernels, rope: &'a RopeTable, block: usize, tile: usize) -> BlockContext<'a> {
+    BlockContext { arch, kernels, rope, block, adapter: None, tile, needs_input: false }
 }

@@ -145,7 +145,7 @@ impl Case {
             rope: &rope,
             block: BLOCK,
             adapter: Some(adapter.block(BLOCK, Some(MASK))),
-            mlp_chunk: how.mlp_chunk,
+            tile: how.mlp_chunk,
             needs_input: how.needs_input,
         };
         let (x, gy) = self.ends();

@@ -128,6 +128,12 @@ fn gpu_families_match_transformers_in_f32() {
 }
 
 #[test]
+fn gpu_case_fo_08_f16_gradients_match_f32() {
+    let Some((gpu, _alone)) = gpu("gpu_case_fo_08_f16_gradients_match_f32") else { return };
+    crate::half::f16_gradients_match_f32(gpu);
+}
+
+#[test]
 fn gpu_dropout_masks_equal_the_cpus() {
     let Some((gpu, _alone)) = gpu("gpu_dropout_masks_equal_the_cpus") else { return };
     let key = MaskKey::new(1, 2, 3, 4, 5);

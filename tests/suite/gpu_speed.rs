@@ -85,7 +85,7 @@ fn gpu_a_block_of_8b_shape_keeps_to_its_memory() {
             rope: &rope,
             block: 1,
             adapter: Some(adapter.block(1, None)),
-            mlp_chunk,
+            tile: mlp_chunk,
             needs_input: true,
         };
         // Workspaces and kernels are there before anything is measured.

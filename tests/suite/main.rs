@@ -44,8 +44,12 @@ mod gpu_kernels;
 #[cfg(feature = "torch")]
 mod gpu_speed;
 #[cfg(feature = "torch")]
+mod half;
+#[cfg(feature = "torch")]
 mod runs;
 #[cfg(feature = "torch")]
 mod streaming;
+#[cfg(feature = "torch")]
+mod tiling;
 #[cfg(feature = "torch")]
 mod walk;

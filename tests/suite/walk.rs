@@ -11,7 +11,7 @@ use blockstream_tui::stream::{StreamSetup, Streamer};
 use blockstream_tui::train::BlockWalk;
 use std::path::Path;
 use std::time::Duration;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// How to stream.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,8 @@ pub struct How {
     pub mlp_chunk: usize,
     /// Places of every row, if more than its tokens.
     pub row: usize,
+    /// What it computes in; `None`: what the device takes for the checkpoint.
+    pub kind: Option<Kind>,
 }
 
 impl How {
@@ -51,6 +53,7 @@ impl How {
             split: false,
             mlp_chunk: 0,
             row: 0,
+            kind: None,
         }
     }
 
@@ -60,6 +63,7 @@ impl How {
             head: self.head.map(|_| TierName::Vram),
             mlp_chunk: self.mlp_chunk,
             row: self.row,
+            kind: self.kind,
             ..How::resident(self.device)
         }
     }
@@ -94,7 +98,7 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     let setup = setup.on(how.device).unwrap();
     let reader = Reader::open(checkpoint, Duration::from_millis(how.read_delay_ms)).unwrap();
     let streamer = Streamer::new(checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
-    let kind = compute_kind(checkpoint, how.device);
+    let kind = how.kind.unwrap_or_else(|| compute_kind(checkpoint, how.device));
     let residents =
         Residents::load(checkpoint, streamer.reader(), kind, how.device, how.head.is_none(), &mut |_, _| {}).unwrap();
     let layout = AdapterLayout::new(checkpoint, lora).unwrap();

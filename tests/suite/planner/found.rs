@@ -313,3 +313,53 @@ fn case_fo_16d_an_unmeasured_processor_is_looked_at_before_planning() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a plan keeps nothing");
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Chunks of the feed-forward use its three parts at once: a plan that passes blocks part by part has none, and
+    /// counts for that.
+    #[test]
+    fn case_fo_02_a_plan_with_chunks_has_the_slots_they_use(
+        chunk in 1..2000_usize, mb in 250..1400_u64, length in 64..1500_usize, micro in 1..3_usize,
+    ) {
+        let c = build(LLAMA3_8B, Dtype::BF16);
+        let mut m = machine("rtx3050-laptop-4gb");
+        m.gpu.as_mut().expect("a GPU").vram_free = Bytes(mb << 20);
+        let with = |chunk: usize| config(|c| {
+            c.stream.mlp_chunk = chunk;
+            c.data.max_length = length;
+            c.train.gradient_accumulation_steps = micro;
+        });
+        let p = lora(&c, &m, &with(chunk));
+        let whole = lora(&c, &m, &with(0));
+        if p.verdict != Verdict::Infeasible {
+            let tiled = p.stream.mlp_chunk > 0 && p.stream.mlp_chunk < length;
+            prop_assert!(!(p.stream.split && tiled), "{:?}", p.stream);
+            prop_assert!(p.vram.total <= p.vram.budget);
+            if p.stream.split {
+                prop_assert_eq!(&p.vram.terms["block_activations"], &whole.vram.terms["block_activations"]);
+            }
+        }
+        // Asking for chunks never rules out what runs without.
+        prop_assert!(p.verdict <= whole.verdict, "{:?} {:?}", p.reasons, whole.reasons);
+    }
+}
+
+#[test]
+fn case_fo_02_a_chunk_that_rules_nothing_in_is_said_not_to_be_used() {
+    // 700 MB: a whole layer doesn't fit beside anything, its parts do.
+    let c = build(LLAMA3_8B, Dtype::BF16);
+    let mut seen = 0;
+    for mb in (300..1200).step_by(50) {
+        let mut m = machine("rtx3050-laptop-4gb");
+        m.gpu.as_mut().expect("a GPU").vram_free = Bytes(mb << 20);
+        let p = lora(&c, &m, &config(|c| c.stream.mlp_chunk = 256));
+        if p.verdict != Verdict::Infeasible && p.stream.split {
+            seen += 1;
+            let said = p.reasons.iter().any(|r| r.contains("stream.mlp_chunk = 256 is not used"));
+            assert!(said && p.stream.mlp_chunk == 0, "{:?}", p.reasons);
+        }
+    }
+    assert!(seen > 0, "some card is that small");
+}
