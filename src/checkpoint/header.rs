@@ -58,7 +58,7 @@ pub struct ReadHeader {
     pub json: Vec<u8>,
     /// Length of the weights file in bytes.
     pub file_len: u64,
-    /// Samples of the tensors' bytes: [`SAMPLES`] parts of [`SAMPLE`] bytes, evenly spread, the first and the last bytes
+    /// Samples of the tensors' bytes: `SAMPLES` parts of `SAMPLE` bytes, evenly spread, the first and the last bytes
     /// among them; empty where the weights are not here.
     pub samples: Vec<u8>,
 }
