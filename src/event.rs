@@ -4,7 +4,7 @@
 //! *Lifecycle* events always arrive; *telemetry* may be dropped when a reader is slow, and the drops are counted.
 //! Bytes are integers, times are seconds, rates are bytes per second.
 
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -335,7 +335,7 @@ impl RunFinished {
     /// What of its steps is kept, as a clause: every word about an end takes it from here.
     #[must_use]
     pub fn kept(&self) -> String {
-        let steps = |n: u64| if n == 1 { "1 step".to_string() } else { format!("{n} steps") };
+        let steps = |n: u64| plural(n, "step");
         match self.saved_step() {
             Some(at) if at < self.step => format!("saved at step {at}; {} after it lost", steps(self.step - at)),
             Some(at) => format!("saved at step {at}"),

@@ -146,9 +146,28 @@ pub fn ratio_of(done: f64, total: f64) -> f64 {
     if r.is_finite() { r.clamp(0.0, 1.0) } else { 0.0 }
 }
 
+/// `1 row`, `2 rows`.
+#[must_use]
+pub fn plural(n: u64, noun: &str) -> String {
+    let ending = match (n, noun.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        _ => "s",
+    };
+    format!("{n} {noun}{ending}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_has_its_plural() {
+        assert_eq!(
+            [plural(1, "row"), plural(2, "row"), plural(3, "micro-batch")],
+            ["1 row", "2 rows", "3 micro-batches"]
+        );
+    }
 
     #[test]
     fn bytes_pick_their_unit() {

@@ -260,11 +260,10 @@ fn coerce(key: Key, value: Value) -> Result<Value> {
         (Kind::List, Value::String(s)) => Some(Value::Array(vec![Value::String(s)])),
         (Kind::List, Value::Array(a)) => a.iter().all(Value::is_str).then_some(Value::Array(a)),
         (Kind::Whole | Kind::Size | Kind::Resident, Value::Integer(n)) => (n >= 0).then_some(Value::Integer(n)),
-        (Kind::Number, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
+        (Kind::Terabytes, Value::String(s)) => terabytes(&s).map(Value::Float),
+        (Kind::Number | Kind::Terabytes, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
         (Kind::Size, Value::String(s)) => return size(key, &s),
         (Kind::Resident, Value::String(s)) => Resident::parse(&s).map(|_| resident_value(&s)),
-        (Kind::Terabytes, Value::String(s)) => terabytes(&s).map(Value::Float),
-        (Kind::Terabytes, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
         _ => None,
     };
     fits.ok_or_else(|| wrong(key, &shown))

@@ -10,7 +10,7 @@ pub const BYTES_EXPECTED: &str = "bytes such as 67108864, \"64 MB\" or \"1.5 GiB
 /// What a resident count may look like, for messages.
 pub const RESIDENT_EXPECTED: &str = "\"auto\" or a number of blocks";
 
-/// What a drive's rating may look like, for messages.
+/// A message says with this how a drive's rating is written.
 pub const TERABYTES_EXPECTED: &str = "TB written as a number or as \"600 TB\"";
 
 /// Reads a drive's rating in TB: `600` or `"600 TB"`, `"1.2PB"`; `None` for anything else.

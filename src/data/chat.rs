@@ -245,14 +245,12 @@ impl Chat {
     /// text, and a token that covers at least one trained byte is trained. One that straddles the border is.
     fn joined(&self, text: String, from: usize) -> Result<Tokens, Refused> {
         let end = text.len();
-        let text_end = text.clone();
-        let mut out = self.assemble(text, std::slice::from_ref(&(from..end)), &[])?;
         // White space behind a text's own end token doesn't make it another token's turn to end it.
-        let closed = text_end.trim_end();
         let own = self.tokenizer.eos().filter(|eos| {
             let name = self.tokenizer.token_text(*eos);
-            !name.is_empty() && closed.ends_with(&name)
+            !name.is_empty() && text.trim_end().ends_with(&name)
         });
+        let mut out = self.assemble(text, std::slice::from_ref(&(from..end)), &[])?;
         let closing = self.tokenizer.closing(own.or(out.row.ids.last().copied()));
         out.eos = match (closing.is_empty(), self.tokenizer.eos()) {
             (false, _) => "appended",

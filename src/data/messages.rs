@@ -73,7 +73,6 @@ fn role(name: &str) -> Option<&'static str> {
 /// # Errors
 /// Why the row can't be used.
 pub fn conversation(row: &Map<String, Json>, key: &str) -> Result<Conversation, Reason> {
-    without_media(row)?;
     let mut out = Conversation { turns: turns(&row[key], key, true)?, tools: tools(row)?, kwargs: None };
     if let Some(Json::String(system)) = row.get("system")
         && !system.trim().is_empty()

@@ -1,7 +1,8 @@
 //! Rows out of JSONL files and JSON arrays, one at a time and in bounded memory, with the place of every fault.
 //!
-//! A file whose first character is `[` is an array of rows; any other holds one row a line, or is one object over many. Nothing is ever replaced:
-//! bytes that aren't UTF-8, lone surrogates and NUL stop the import (or, with `skip_bad_lines`, skip that row).
+//! A file whose first character is `[` is an array of rows; any other holds one row a line, or is one object over many.
+//! Nothing is ever replaced: bytes that aren't UTF-8, lone surrogates and NUL stop the import (or, with
+//! `skip_bad_lines`, skip that row).
 
 use super::template::clean;
 use crate::error::{Error, Result};

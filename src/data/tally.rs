@@ -7,6 +7,7 @@ use super::reader;
 use super::template::clean;
 use super::{Dataset, Row};
 use crate::error::{Error, Result};
+use crate::units::plural;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub(super) fn file_name(path: &Path) -> String {
 
 /// `1 row`, `2 rows`.
 pub(super) fn rows(n: u64) -> String {
-    format!("{n} row{}", if n == 1 { "" } else { "s" })
+    plural(n, "row")
 }
 
 /// A count with the place it was first met at.

@@ -8,8 +8,8 @@ use crate::clock;
 use crate::units::Bytes;
 use std::path::Path;
 
-/// What `source` says of a processor that nobody measured.
-const CPU_GUESSED: &str = "CPU speed guessed from its cores and clock";
+/// `source` says this where nobody measured the processor.
+pub const CPU_GUESSED: &str = "CPU speed guessed from its cores and clock";
 
 /// Times a few products in place of a guessed rate of the processor.
 #[cfg(feature = "torch")]

@@ -1,4 +1,4 @@
-//! What CUDA itself says of a card's memory, where NVML doesn't.
+//! CUDA is asked how much memory a card has, where NVML doesn't say.
 
 use crate::units::Bytes;
 

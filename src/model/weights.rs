@@ -34,8 +34,8 @@ pub unsafe fn view(piece: &Piece, slot: *const u8, kind: Kind, device: Device) -
 /// Where a block's weights come from while it computes.
 ///
 /// Forward asks for attention, gate, up, down, each taken and done in turn. Backward asks for attention, gate, up,
-/// down, up, gate, attention. A feed-forward in token chunks ([`super::BlockContext::tile`]) takes gate, up and down once, before its
-/// loop, and is done with them after it: forward in that order, backward in the reverse.
+/// down, up, gate, attention. A feed-forward in token chunks ([`super::BlockContext::tile`]) takes gate, up and down
+/// once, before its loop, and is done with them after it: forward in that order, backward in the reverse.
 pub trait Weights {
     /// Makes `part` readable by compute until `done`. What comes back may hold only the part's tensors.
     ///

@@ -2,7 +2,7 @@
 
 use super::types::{Candidate, ModePlan, PlanReport, Verdict, VramPlan, Wear};
 use super::words;
-use crate::units::{Bytes, count, secs};
+use crate::units::{Bytes, count, plural, secs};
 use std::fmt::Write as _;
 
 /// Widest line.
@@ -130,7 +130,7 @@ fn candidate(out: &mut Page, c: &Candidate) {
 pub fn wear_text(w: &Wear) -> String {
     let share = |life: f64| format!(", {} of the drive's rated life", percent(life));
     let saves = match w.saves {
-        Some(n) => format!("{} of {}", words::plural(n, "checkpoint"), w.written_per_save),
+        Some(n) => format!("{} of {}", plural(n, "checkpoint"), w.written_per_save),
         None => format!("checkpoints of {}", w.written_per_save),
     };
     let mut text = match (w.written_per_step, w.steps_to_tbw) {

@@ -46,9 +46,8 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     let possible = |machine: &Machine, config: &RunConfig| {
         let Ok(job) = Job::of(config, x.checkpoint) else { return false };
         let streams = machine.disk.refuses_streaming(config.stream.allow_hdd).is_none() && to != Verdict::Ram;
-        blockers(&Inputs { machine, config, job: &job, ..*x }).is_empty()
-            && no_space(&Inputs { machine, config, job: &job, ..*x }).is_none()
-            && fit::possible(x.model, &job, machine, config, streams)
+        let x = Inputs { machine, config, job: &job, ..*x };
+        blockers(&x).is_empty() && no_space(&x).is_none() && fit::possible(x.model, &job, machine, config, streams)
     };
     let goal = Goal { reached: &reached, possible: &possible };
     let edits = if to == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
@@ -220,8 +219,9 @@ fn settings(config: &RunConfig) -> Vec<Try> {
     tries.push(Try::Least(ring, Box::new(move |i| vec![slots(ring - 1 - i)])));
     // As many rows a step, in more micro-batches: the same training.
     let same = smaller_divisors(batch);
+    let divisors = same.len();
     let split = move |i: usize| vec![rows(same[i]), micros(micro.saturating_mul(batch / same[i]))];
-    tries.push(Try::Least(smaller_divisors(batch).len(), Box::new(split)));
+    tries.push(Try::Least(divisors, Box::new(split)));
     let at_most = length.saturating_sub(1) / LENGTH_STEP;
     let nth = move |i: usize| (at_most - i) * LENGTH_STEP;
     tries.push(Try::Least(at_most, Box::new(move |i| vec![shorter(nth(i))])));

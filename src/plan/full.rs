@@ -73,7 +73,7 @@ pub fn full(x: &Inputs<'_>, lora: Verdict) -> ModePlan {
         Verdict::Infeasible => fixes::full(x, lora, eight_bit.verdict),
         _ => (None, None),
     };
-    let tier = if d.in_host { TierName::Ram } else { TierName::Disk };
+    let tier = d.tier();
     let tiers = vec![tier; n];
     ModePlan {
         verdict,
@@ -102,7 +102,7 @@ pub fn full(x: &Inputs<'_>, lora: Verdict) -> ModePlan {
 fn eight_bit(x: &Inputs<'_>) -> Candidate {
     let d = draft(x, State::EightBit);
     let (verdict, range, reasons) = (d.verdict(), d.seconds(x), d.reasons(x));
-    let tier = if d.in_host { TierName::Ram } else { TierName::Disk };
+    let tier = d.tier();
     let tiers = vec![tier; x.model.blocks.len()];
     let later = "not in this version yet";
     Candidate {
@@ -318,6 +318,11 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
 }
 
 impl Draft {
+    /// Where weights and state are.
+    fn tier(&self) -> TierName {
+        if self.in_host { TierName::Ram } else { TierName::Disk }
+    }
+
     fn verdict(&self) -> Verdict {
         match (self.problems.is_empty(), self.in_host) {
             (false, _) => Verdict::Infeasible,

@@ -3,7 +3,7 @@
 use super::types::{Ledger, LedgerMonth, ModePlan, PlanReport, Verdict};
 use crate::config::RunConfig;
 use crate::engine::RunEntry;
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use std::collections::BTreeMap;
 
 /// Share of the budget from which a plan warns.
@@ -39,9 +39,8 @@ impl Ledger {
             0 => String::new(),
             b => format!(" of {} ({:.0} %)", self.budget, self.this_month().0 as f64 * 100.0 / b as f64),
         };
-        let runs: usize = self.months.iter().filter(|m| m.month == self.month).map(|m| m.runs).sum();
-        let plural = if runs == 1 { "" } else { "s" };
-        let mut line = format!("{}: {}{of} written by {runs} run{plural}", self.month, self.this_month());
+        let runs: u64 = self.months.iter().filter(|m| m.month == self.month).map(|m| m.runs as u64).sum();
+        let mut line = format!("{}: {}{of} written by {}", self.month, self.this_month(), plural(runs, "run"));
         let all: Bytes = self.months.iter().map(|m| m.written).sum();
         if all > self.this_month() {
             line.push_str(&format!("; {all} in all months"));

@@ -46,7 +46,7 @@ impl Lengths {
         let mut text = format!(
             "your data: {}, {:.0} tokens on average, 99 % up to {}, the longest {}; seconds are forecast for these, \
              memory for data.max_length = {most}",
-            super::words::plural(self.rows as u64, "row"),
+            crate::units::plural(self.rows as u64, "row"),
             self.mean,
             self.p99,
             self.max

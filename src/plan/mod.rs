@@ -40,7 +40,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::device::Machine;
 use crate::error::{Error, Result};
-use crate::units::Bytes;
+use crate::units::{Bytes, plural};
 use shape::{Job, Model};
 use std::collections::BTreeMap;
 
@@ -98,19 +98,6 @@ pub fn plan_for(
     })
 }
 
-/// The same for `machine` with `edits` made: what if it were another?
-///
-/// # Errors
-/// As [`plan`], or an edit is for a card that isn't there.
-pub fn plan_what_if(
-    checkpoint: &Checkpoint,
-    machine: &Machine,
-    config: &RunConfig,
-    edits: &[Edit],
-) -> Result<PlanReport> {
-    plan_for(checkpoint, machine, config, edits, None)
-}
-
 /// Facts about the checkpoint's parts.
 fn parts(m: &Model) -> BTreeMap<String, Bytes> {
     let (first, second) = two_largest(m);
@@ -161,11 +148,10 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job, data: Option<&
     if merged > machine.disk.free {
         notes.push(format!("a merged 16-bit export would need {merged} of disk, {} is free", machine.disk.free));
     }
-    let accumulated =
-        if job.micro > 1 { format!("{} of ", words::plural(job.micro, "micro-batch")) } else { String::new() };
+    let accumulated = if job.micro > 1 { format!("{} of ", plural(job.micro, "micro-batch")) } else { String::new() };
     notes.push(format!(
         "planned for steps of {accumulated}{} of up to {} tokens, computed in {}",
-        words::plural(job.rows, "row"),
+        plural(job.rows, "row"),
         job.length,
         m.compute
     ));

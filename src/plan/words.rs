@@ -2,6 +2,7 @@
 
 use super::types::{Ceiling, PlanReport};
 use crate::device::Machine;
+use crate::device::probe::CPU_GUESSED;
 use crate::units::count;
 
 /// A memory or space term by the words a newcomer knows it by; the key itself where there are none.
@@ -126,34 +127,15 @@ pub(super) fn guessed(m: &Machine) -> Vec<&'static str> {
                 guessed.push("GPU");
             }
         }
-        None if m.source.contains("CPU speed guessed") => guessed.push("CPU"),
+        None if m.source.contains(CPU_GUESSED) => guessed.push("CPU"),
         None => {}
     }
     guessed
 }
 
-/// `1 row`, `2 rows`.
-#[must_use]
-pub fn plural(n: u64, noun: &str) -> String {
-    let ending = match (n, noun.ends_with("ch")) {
-        (1, _) => "",
-        (_, true) => "es",
-        _ => "s",
-    };
-    format!("{n} {noun}{ending}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_count_has_its_plural() {
-        assert_eq!(
-            [plural(1, "row"), plural(2, "row"), plural(3, "micro-batch")],
-            ["1 row", "2 rows", "3 micro-batches"]
-        );
-    }
 
     #[test]
     fn no_term_of_a_plan_is_shown_by_its_key() {

@@ -9,6 +9,7 @@ use super::text::cut;
 use super::theme::Tone;
 use super::widgets::{lines, pane, put, wrap};
 use crate::event::Level;
+use crate::units::plural;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
@@ -238,7 +239,7 @@ pub(super) fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), 
 fn draw_quit(app: &App, frame: &mut Frame, dialog: QuitDialog, area: Rect) {
     let theme = app.theme;
     let (steps, kept) = app.run.unsaved();
-    let some = if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") };
+    let some = plural(steps, "step");
     let lost = match (steps, kept) {
         (0, _) => "The step in progress would be lost, no complete one.".to_owned(),
         (_, Some(step)) => format!("{some} since the last save (step {step}) would be lost."),

@@ -20,10 +20,10 @@ pub fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> R
     call_contrib(state, value, method, args)
 }
 
-/// The method as minijinja-contrib has it.
+/// Calls the method as minijinja-contrib has it.
 ///
 /// # Errors
-/// As [`call`].
+/// The method is unknown, or its arguments are wrong.
 pub(super) fn call_contrib(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }

@@ -24,7 +24,7 @@ impl Room {
     /// Starts the thread and makes the environment there.
     ///
     /// # Errors
-    /// What `make` returns; in the second place, why the thread gave no answer.
+    /// The outer error says why the thread gave no answer; the inner one is what `make` returned.
     pub fn start<E: Send + 'static>(
         make: impl FnOnce() -> Result<Environment<'static>, E> + Send + 'static,
     ) -> Result<Result<Room, E>, String> {

@@ -55,12 +55,7 @@ pub fn describe(path: &Path) -> Drive {
 /// As [`describe`], by the files below `roots`.
 #[must_use]
 pub fn describe_in(roots: &Roots, path: &Path) -> Drive {
-    let path = existing(path);
-    // Weights in a hub cache are links, and may lie on another drive than their folder.
-    let sample = direct::sample_file(&path);
-    let real = sample.as_ref().filter(|s| direct::is_weights(s)).unwrap_or(&path);
-    let real = real.canonicalize().unwrap_or_else(|_| path.clone());
-    let mount = sysfs::mount_of(roots, &real);
+    let Place { real, sample, mount } = place(roots, path);
     let devices = sysfs::drives_of(roots, &real, mount.as_ref());
     let (kind, why) = kind_of(&roots.sys, &devices, mount.as_ref());
     let link = match devices.as_slice() {
@@ -82,11 +77,31 @@ pub fn describe_in(roots: &Roots, path: &Path) -> Drive {
     }
 }
 
-/// Free space below `results` where that is another volume than `model`'s; `None` where it is the same.
+/// What stands for a path: the file or folder itself, links followed, a file to try reads on, and the file system.
+struct Place {
+    real: PathBuf,
+    sample: Option<PathBuf>,
+    mount: Option<Mount>,
+}
+
+fn place(roots: &Roots, path: &Path) -> Place {
+    let path = existing(path);
+    // Weights in a hub cache are links, and may lie on another drive than their folder.
+    let sample = direct::sample_file(&path);
+    let real = sample.as_ref().filter(|s| direct::is_weights(s)).unwrap_or(&path);
+    let real = real.canonicalize().unwrap_or_else(|_| path.clone());
+    let mount = sysfs::mount_of(roots, &real);
+    Place { real, sample, mount }
+}
+
+/// Free space below `results` where that is another volume than `model`'s; `None` where it is the same. Reads no file:
+/// every plan asks.
 #[must_use]
 pub fn free_elsewhere(model: &Path, results: &Path) -> Option<Bytes> {
-    let (model, results) = (describe(model), describe(results));
-    if model.id == results.id { None } else { results.free() }
+    let roots = Roots::system();
+    let (model, results) = (place(&roots, model), place(&roots, results));
+    let id = |p: &Place| volume_id(&p.real, p.mount.as_ref());
+    if id(&model) == id(&results) { None } else { space::of(&results.real).free }
 }
 
 /// Sustained rates `(read, write)` in bytes per second to assume for a kind of drive until it is measured.

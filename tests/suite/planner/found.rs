@@ -5,7 +5,7 @@ use super::{config, machine, of};
 use blockstream_tui::checkpoint::{Checkpoint, Dtype};
 use blockstream_tui::config::{ByteSize, RunConfig, load};
 use blockstream_tui::device::Machine;
-use blockstream_tui::plan::{Edit, Lengths, ModePlan, PlanReport, Verdict, plan, plan_for, plan_what_if, whatif};
+use blockstream_tui::plan::{Edit, Lengths, ModePlan, PlanReport, Verdict, plan, plan_for, whatif};
 use blockstream_tui::units::{Bytes, GB};
 use proptest::prelude::*;
 
@@ -49,13 +49,13 @@ fn case_fo_71_what_a_run_leaves_must_find_room() {
     c.not_here = true;
     let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
     let cfg = config(|c| (c.lora.r, c.lora.targets) = (512, all.map(String::from).to_vec()));
-    let p = plan_what_if(&c, &machine("h200"), &cfg, &[Edit::Disk(17 * GB)]).unwrap().modes.lora;
+    let p = plan_for(&c, &machine("h200"), &cfg, &[Edit::Disk(17 * GB)], None).unwrap().modes.lora;
     assert_eq!(p.verdict, Verdict::Infeasible, "{:?}", p.reasons);
     assert!(p.space.total > p.space.budget && p.reasons[0].contains("of disk"), "{:?}", p.reasons);
     let fix = p.nearest_fix.expect("a fix");
     let more: u64 = fix.split(' ').next().and_then(|n| n.parse().ok()).expect("GB");
     for (gb, want) in [(more, Verdict::Ram), (more - 1, Verdict::Infeasible)] {
-        let p = plan_what_if(&c, &machine("h200"), &cfg, &[Edit::Disk((17 + gb) * GB)]).unwrap().modes.lora;
+        let p = plan_for(&c, &machine("h200"), &cfg, &[Edit::Disk((17 + gb) * GB)], None).unwrap().modes.lora;
         assert_eq!(p.verdict, want, "{fix}: {gb}");
     }
 }
@@ -79,7 +79,7 @@ fn case_fo_76b_more_ram_beside_an_edit_is_as_much_as_the_edit_then_needs() {
     let c = build(TINY, Dtype::BF16);
     let m = machine("rtx5050-laptop-8gb");
     let cfg = config(|_| {});
-    let at = |gb: u64| plan_what_if(&c, &m, &cfg, &[Edit::Ram(gb * GB)]).unwrap().modes.lora;
+    let at = |gb: u64| plan_for(&c, &m, &cfg, &[Edit::Ram(gb * GB)], None).unwrap().modes.lora;
     // Nearly 4 GB are in use on that machine.
     let p = at(2);
     assert_eq!(p.verdict, Verdict::Infeasible, "{:?}", p.reasons);

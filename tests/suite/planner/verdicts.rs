@@ -8,7 +8,7 @@ use blockstream_tui::device::Machine;
 use blockstream_tui::engine::RunEntry;
 use blockstream_tui::event::RunStatus;
 use blockstream_tui::plan::ledger::{apply, ledger};
-use blockstream_tui::plan::{Edit, ModePlan, Verdict, explain, plan, plan_what_if, whatif};
+use blockstream_tui::plan::{Edit, ModePlan, Verdict, explain, plan, plan_for, whatif};
 use blockstream_tui::units::{Bytes, GB};
 use std::path::PathBuf;
 
@@ -282,12 +282,12 @@ fn what_if_plans_for_an_edited_machine_and_says_so() {
     let c = build(QWEN25_32B, Dtype::BF16);
     let m = machine("rtx5050-laptop-8gb");
     let cfg = config(|_| {});
-    let p = plan_what_if(&c, &m, &cfg, &[Edit::Ram(160 * GB)]).unwrap();
+    let p = plan_for(&c, &m, &cfg, &[Edit::Ram(160 * GB)], None).unwrap();
     assert_eq!((p.modes.lora.verdict, p.what_if.as_slice()), (Verdict::Ram, &["ram = 160.00 GB".to_string()][..]));
     assert!(p.machine.source.starts_with("edited (ram = 160.00 GB); profile"), "{}", p.machine.source);
     assert!(explain(&p).contains("what if   ram = 160.00 GB: not this machine"));
-    assert_eq!(plan_what_if(&c, &m, &cfg, &[]).unwrap(), plan(&c, &m, &cfg).unwrap());
-    let faster = plan_what_if(&c, &m, &cfg, &[Edit::Read(7e9)]).unwrap().modes.lora;
+    assert_eq!(plan_for(&c, &m, &cfg, &[], None).unwrap(), plan(&c, &m, &cfg).unwrap());
+    let faster = plan_for(&c, &m, &cfg, &[Edit::Read(7e9)], None).unwrap().modes.lora;
     assert!(faster.seconds_per_step.low < plan(&c, &m, &cfg).unwrap().modes.lora.seconds_per_step.low / 2.0);
 }
 
