@@ -199,7 +199,7 @@ impl Gpu {
         let mut pin = Pin { pieces: Vec::new(), context: self.context.clone() };
         let mut at = 0;
         while at < len {
-            let n = (len - at).min(PIN_PIECE);
+            let n = (len - at).min(super::PIN_PIECE as usize);
             // SAFETY: inside the caller's mapping.
             let piece = unsafe { ptr.add(at) };
             // SAFETY: page-aligned memory of this process; flags 0 = ordinary cached pinned memory.
@@ -214,9 +214,6 @@ impl Gpu {
         Ok(pin)
     }
 }
-
-/// A copy must not straddle two registrations: arenas are laid out so that no block crosses a multiple of this.
-pub const PIN_PIECE: usize = 64 << 30;
 
 impl Mark {
     fn event(&self) -> &CudaEvent {

@@ -32,6 +32,10 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use std::path::Path;
 
+/// Host memory is pinned in pieces of this many bytes. A copy must not straddle two of them: whoever lays out an arena
+/// lets nothing that is copied at once cross a multiple of it.
+pub const PIN_PIECE: u64 = 64 << 30;
+
 /// Free space in `results` where that is another volume than `model_dir`'s; of a profile nothing is known.
 #[must_use]
 pub fn results_free(config: &RunConfig, model_dir: &Path, results: &Path) -> Option<crate::units::Bytes> {

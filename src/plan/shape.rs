@@ -25,6 +25,8 @@ pub struct BlockShape {
     pub parts: [Bytes; PARTS],
     /// Device slots of the parts.
     pub slots: [Bytes; PARTS],
+    /// Tokens that a query sees at most; `None`: all before it.
+    pub window: Option<u64>,
     /// Tensors of each part: copies of a load.
     pub tensors: [u64; PARTS],
     /// Elements that a token is multiplied by: its weight matrices, of routed experts the active share.
@@ -40,8 +42,9 @@ pub struct BlockShape {
 }
 
 impl BlockShape {
-    /// Measures `block` of `c`, whose blocks compute in a type of `elem` bytes.
-    fn of(c: &Checkpoint, block: &Block, elem: u64) -> BlockShape {
+    /// Measures block `index` of `c`, whose blocks compute in a type of `elem` bytes.
+    fn of(c: &Checkpoint, index: usize, elem: u64) -> BlockShape {
+        let block = &c.blocks[index];
         let of = |part: Part| block.tensors.iter().filter(move |t| t.role.part() == part).map(|t| &c.tensors[t.tensor]);
         let in_slot = |t: &TensorInfo| {
             let bytes = if t.dtype.is_trainable() { t.elements() * elem } else { t.bytes };
@@ -74,6 +77,7 @@ impl BlockShape {
         }
         BlockShape {
             stored: block.bytes,
+            window: c.arch.windows.get(index).copied().flatten().map(|w| w as u64),
             tensors: Part::ALL.map(|p| of(p).count() as u64),
             gemm_parts,
             slot: in_slots.into_iter().sum(),
@@ -185,7 +189,7 @@ impl Model {
             _ => ("bf16", 2),
         };
         let device = |index: usize| Bytes(c.tensors[index].elements() * elem);
-        let blocks: Vec<BlockShape> = c.blocks.iter().map(|b| BlockShape::of(c, b, elem)).collect();
+        let blocks: Vec<BlockShape> = (0..c.blocks.len()).map(|b| BlockShape::of(c, b, elem)).collect();
         // What is stored packed is unpacked for use; MXFP4 and FP8 scales lie beside their weights.
         let packed = |b: &&BlockShape| b.weight_bytes < Bytes(b.weights * 2);
         let unpack = blocks.iter().filter(packed).map(|b| Bytes(b.unpacked * elem)).max().unwrap_or(Bytes::ZERO);

@@ -2,7 +2,8 @@
 //!
 //! Follows the passes of `model/`: forward is seven products and attention; backward recomputes all but the down
 //! projection and takes the gradient of every input (the base is frozen: no weight has one). Sources: the usual 2 FLOP
-//! per weight and token; causal attention at half of the full square, its backward 2.5 times the forward (Dao 2023).
+//! per weight and token; causal attention over the keys that are seen, half of the square without a window, its backward
+//! 2.5 times the forward (Dao 2023).
 
 use super::schedule::PARTS;
 use super::shape::{BlockShape, Job, Model};
@@ -173,14 +174,20 @@ impl Block<'_> {
         self.b.gemm_parts[part] as f64
     }
 
+    /// Keys that a query sees in the mean of a row of L: L / 2, and under a window of w fewer, w − w² / 2L.
+    fn keys(&self) -> f64 {
+        let length = self.job.length as f64;
+        let w = self.b.window.map_or(length, |w| (w as f64).min(length));
+        w - w * w / (2.0 * length.max(1.0))
+    }
+
     fn attention_forward(&self) -> Work {
         let m = self.m;
         let mut w = self.product(self.weights(0));
         w.launches += 3.0;
         w += self.elementwise(m.hidden, 4.0);
         w += self.elementwise(m.q + m.kv, if m.qk_norm { 4.0 } else { 2.0 });
-        let window = self.job.length as f64;
-        w += Work { attention: 2.0 * window * m.q as f64 * self.tokens, launches: 2.0, ..Work::default() };
+        w += Work { attention: 4.0 * self.keys() * m.q as f64 * self.tokens, launches: 2.0, ..Work::default() };
         w += self.adapter(&["q_proj", "k_proj", "v_proj"]);
         w += self.adapter(&["o_proj"]);
         w
@@ -219,7 +226,7 @@ impl Block<'_> {
         attention.launches += 3.0;
         attention += self.elementwise(m.hidden, 8.0);
         attention += self.elementwise(m.q + m.kv, if m.qk_norm { 5.0 } else { 2.0 });
-        let of = 5.0 * self.job.length as f64 * m.q as f64 * self.tokens;
+        let of = 10.0 * self.keys() * m.q as f64 * self.tokens;
         attention += Work { attention_backward: of, launches: 4.0, ..Work::default() };
         attention += self.adapter_back(&ATTENTION[..3]);
         attention += self.adapter_back(&ATTENTION[3..]);
@@ -247,7 +254,8 @@ pub(super) fn block(m: &Model, job: &Job, index: usize, pace: &Pace) -> VisitCos
 pub(super) fn blocks(m: &Model, job: &Job, pace: &Pace) -> Vec<VisitCost> {
     let mut all: Vec<VisitCost> = Vec::with_capacity(m.blocks.len());
     for (i, b) in m.blocks.iter().enumerate() {
-        let alike = i > 0 && i != job.lowest && b.gemm_parts == m.blocks[i - 1].gemm_parts;
+        let like = |o: &BlockShape| (o.gemm_parts, o.window) == (b.gemm_parts, b.window);
+        let alike = i > 0 && i != job.lowest && like(&m.blocks[i - 1]);
         all.push(if alike { all[i - 1] } else { block(m, job, i, pace) });
     }
     all
@@ -286,4 +294,37 @@ pub(super) fn head(m: &Model, job: &Job, pace: &Pace) -> Cost {
 pub(super) fn update(adapter: f64, pace: &Pace) -> Cost {
     let w = Work { bytes: adapter * 44.0, launches: 8.0, ..Work::default() };
     Cost { device: pace.seconds(&w, 1.0), host: w.launches * pace.kernels.launch }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Dtype;
+    use crate::plan::made::{LLAMA3_8B, checkpoint};
+
+    #[test]
+    fn case_fo_16a_a_window_bounds_what_attention_costs_block_by_block() {
+        let mut c = checkpoint(LLAMA3_8B, Dtype::BF16);
+        let mut config = RunConfig::default();
+        config.data.max_length = 32_768;
+        let pace = Pace::of(1e14, None);
+        let attention = |c: &Checkpoint, block: usize| {
+            let (m, job) = (Model::of(c, false), Job::of(&config, c).unwrap());
+            let of = Block { m: &m, job: &job, b: &m.blocks[block], tokens: 32_768.0, trained: true };
+            (of.attention_forward().attention, of.back()[0].attention_backward)
+        };
+        let full = attention(&c, 0);
+        for (window, share) in [(64, 64.0 / 16_384.0), (4096, 0.234_375), (32_768, 1.0), (1 << 40, 1.0)] {
+            c.arch.windows = vec![Some(window); c.blocks.len()];
+            let got = attention(&c, 0);
+            assert!((got.0 / full.0 / share - 1.0).abs() < 2e-3, "{window}: {}", got.0 / full.0);
+            assert!((got.1 / full.1 / share - 1.0).abs() < 2e-3, "{window}: {}", got.1 / full.1);
+        }
+        // Every other block has one.
+        c.arch.windows = (0..c.blocks.len()).map(|b| (b % 2 == 0).then_some(64)).collect();
+        let (m, job) = (Model::of(&c, false), Job::of(&config, &c).unwrap());
+        let costs = blocks(&m, &job, &pace);
+        assert!(costs[1].forward[0].device > 2.0 * costs[2].forward[0].device);
+        assert_eq!(costs[2].forward[0].device, costs[4].forward[0].device);
+    }
 }

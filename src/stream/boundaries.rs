@@ -7,7 +7,7 @@
 
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{Gpu, Mark, Queue};
-use crate::device::shim;
+use crate::device::{PIN_PIECE, shim};
 use crate::error::Result;
 use crate::store::HostMemory;
 use crate::units::Bytes;
@@ -33,12 +33,12 @@ impl Boundaries {
         Boundaries::Kept(Vec::new())
     }
 
-    /// Host memory for `blocks` blocks of `micro` inputs of at most `bytes` each, on a CPU.
+    /// Host memory for `blocks` blocks of `rows` rows of at most `bytes` each, in any number of inputs, on a CPU.
     ///
     /// # Errors
     /// No memory.
-    pub fn offloaded(blocks: usize, micro: usize, bytes: u64) -> Result<Boundaries> {
-        Ok(Boundaries::Offloaded(Box::new(Offload::new(blocks, micro, bytes)?)))
+    pub fn offloaded(blocks: usize, rows: usize, bytes: u64) -> Result<Boundaries> {
+        Ok(Boundaries::Offloaded(Box::new(Offload::new(blocks, rows, bytes)?)))
     }
 
     /// The same, pinned for `gpu`.
@@ -46,8 +46,8 @@ impl Boundaries {
     /// # Errors
     /// No memory, or it can't be pinned.
     #[cfg(feature = "cuda")]
-    pub fn offloaded_from(gpu: Arc<Gpu>, blocks: usize, micro: usize, bytes: u64) -> Result<Boundaries> {
-        let mut o = Offload::new(blocks, micro, bytes)?;
+    pub fn offloaded_from(gpu: Arc<Gpu>, blocks: usize, rows: usize, bytes: u64) -> Result<Boundaries> {
+        let mut o = Offload::new(blocks, rows, bytes)?;
         o.host.pin(&gpu)?;
         let set = || -> Result<Set> {
             let buffer = Tensor::f_empty([o.level as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?;
@@ -139,16 +139,25 @@ fn places(saved: &[Saved]) -> (Vec<u64>, u64) {
     (at.collect(), end)
 }
 
+/// Where level `k` of `level` bytes begins: none crosses the border of two pinned pieces unless it is larger than one.
+fn start_of(k: usize, level: u64) -> u64 {
+    let (k, fit) = (k as u64, PIN_PIECE / level.max(1));
+    match k.checked_div(fit) {
+        Some(pieces) => pieces * PIN_PIECE + k % fit * level,
+        None => k * level.next_multiple_of(PIN_PIECE),
+    }
+}
+
 fn bytes_of((shape, kind): &Saved) -> u64 {
     shape.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64
 }
 
 impl Offload {
-    fn new(blocks: usize, micro: usize, bytes: u64) -> Result<Offload> {
-        // Smaller inputs may come in larger number (a step tried again in halves): room for their alignment.
-        let level = (bytes.next_multiple_of(ALIGN) + 4 * ALIGN) * micro as u64;
+    fn new(blocks: usize, rows: usize, bytes: u64) -> Result<Offload> {
+        // A step tried again in halves comes down to an input a row: each has room for its alignment.
+        let level = bytes.next_multiple_of(ALIGN) * rows as u64;
         Ok(Offload {
-            host: HostMemory::new(level * blocks as u64)?,
+            host: HostMemory::new(start_of(blocks, level))?,
             level,
             stack: Vec::new(),
             down: Bytes::ZERO,
@@ -159,7 +168,7 @@ impl Offload {
     }
 
     fn place(&self, level: usize, at: u64) -> *mut u8 {
-        self.host.at(level as u64 * self.level + at)
+        self.host.at(start_of(level, self.level) + at)
     }
 
     fn save(&mut self, xs: &[Tensor]) -> Result<()> {
@@ -328,10 +337,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn case_fo_18c_no_level_straddles_two_pinned_pieces() {
+        for level in [4096, 4096 * 7, 3 << 30, (64 << 30) - 4096, 64 << 30, 65 << 30] {
+            let mut end = 0;
+            for k in 0..100 {
+                let at = start_of(k, level);
+                assert!(at >= end && at.is_multiple_of(4096), "{k} of {level}");
+                end = at + level;
+                let straddles = at / PIN_PIECE != (end - 1) / PIN_PIECE;
+                assert!(!straddles || level > PIN_PIECE, "{k} of {level}");
+            }
+            assert!(start_of(100, level) >= end, "the memory is long enough");
+        }
+    }
+
+    #[test]
+    fn case_fo_18b_inputs_find_room_however_they_are_halved() {
+        let _ = shim::init();
+        // Eleven rows of 35 values: whole, in odd halves, row by row.
+        for split in [vec![11], vec![5, 6], vec![2, 3, 3, 3], vec![1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]] {
+            let mut away = Boundaries::offloaded(2, 11, 4 * 35).unwrap();
+            let inputs: Vec<Tensor> = split
+                .iter()
+                .map(|&rows| Tensor::arange(rows * 35, (Kind::Float, Device::Cpu)).view([rows, 5, 7]))
+                .collect();
+            (0..2).for_each(|_| away.save(&inputs).unwrap());
+            (0..2).for_each(|_| assert_eq!(away.take().unwrap(), inputs, "{split:?}"));
+        }
+    }
+
+    #[test]
     fn what_is_saved_comes_back_in_reverse_bit_for_bit() {
         let _ = shim::init();
         let mut kept = Boundaries::kept();
-        let mut away = Boundaries::offloaded(3, 2, 4 * 5 * 7).unwrap();
+        let mut away = Boundaries::offloaded(3, 7, 4 * 7).unwrap();
         let inputs = |k: i64| {
             let x = Tensor::arange(35, (Kind::Float, Device::Cpu)) * k as f64 + 0.3;
             vec![x.view([5, 7]), x.narrow(0, 0, 14).view([2, 7])]

@@ -7,6 +7,7 @@ use super::pinning::{self, Pin, Pinned};
 use super::ring::{Ring, chunk_limit};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::config::StreamSection;
+use crate::device::PIN_PIECE;
 use crate::engine::{Control, Stop};
 use crate::error::{Error, Result};
 use crate::event::TierName;
@@ -93,21 +94,18 @@ impl StreamSetup {
         Ok(self)
     }
 
-    /// Host memory for the inputs of `blocks` blocks, `micro` each of at most `bytes`.
+    /// Host memory for the inputs of `blocks` blocks, `rows` each of at most `bytes`, in any number of tensors.
     ///
     /// # Errors
     /// No memory, or it can't be pinned.
-    pub fn offload(&self, blocks: usize, micro: usize, bytes: u64) -> Result<Boundaries> {
+    pub fn offload(&self, blocks: usize, rows: usize, bytes: u64) -> Result<Boundaries> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
-            return Boundaries::offloaded_from(gpu.clone(), blocks, micro, bytes);
+            return Boundaries::offloaded_from(gpu.clone(), blocks, rows, bytes);
         }
-        Boundaries::offloaded(blocks, micro, bytes)
+        Boundaries::offloaded(blocks, rows, bytes)
     }
 }
-
-/// A copy must not straddle two pinned pieces.
-const PIN_PIECE: u64 = 64 << 30;
 
 /// Sizes of the slots for the blocks whose parts have these layouts.
 fn sizes(parts: &[SegmentLayout]) -> SlotSizes {

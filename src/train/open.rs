@@ -120,11 +120,11 @@ impl<'a> Run<'a> {
         walk.mlp_chunk = plan.stream.mlp_chunk;
         if plan.stream.offload {
             let t = &config.train;
-            let (micro, tokens) =
-                (t.gradient_accumulation_steps, t.per_device_train_batch_size * config.data.max_length);
-            let bytes = (tokens * checkpoint.arch.hidden * kind.elt_size_in_bytes()) as u64;
+            // Row by row, as after halvings.
+            let rows = t.gradient_accumulation_steps * t.per_device_train_batch_size;
+            let bytes = (config.data.max_length * checkpoint.arch.hidden * kind.elt_size_in_bytes()) as u64;
             let blocks = checkpoint.blocks.len() - walk.adapter.layout.lowest;
-            walk.boundaries = setup.offload(blocks, micro, bytes)?;
+            walk.boundaries = setup.offload(blocks, rows, bytes)?;
         }
         if device.is_cuda() && !walk.kernels.is_fused() {
             notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));
@@ -163,6 +163,7 @@ impl<'a> Run<'a> {
             saved_step: restored.as_ref().map(|(_, old)| old.global_step),
             whole: true,
             next: None,
+            too_large: usize::MAX,
             written: None,
         })
     }

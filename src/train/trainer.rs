@@ -2,7 +2,7 @@
 
 use super::bound::bound;
 use super::optim::{self, AdamW};
-use super::retry::with_halves;
+use super::retry::{below, with_halves};
 use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::Telemetry;
@@ -79,6 +79,8 @@ pub(super) struct Run<'a> {
     pub(super) whole: bool,
     /// The next step, and its micro-batches.
     pub(super) next: Option<(u64, Vec<Batch>)>,
+    /// Tokens of the smallest micro-batch that device memory was too small for in this run.
+    pub(super) too_large: usize,
     /// Bytes that the workers had written at the last count.
     pub(super) written: Option<Bytes>,
 }
@@ -254,30 +256,33 @@ impl Run<'_> {
             let len = walk.row_length(b.len, config.data.max_length);
             b.padded(len)
         };
-        batches.map(padded).collect()
+        below(self.too_large, batches.map(padded).collect())
     }
 
     /// Loss and gradient of a step, in halves if the device runs out of memory.
     fn walk_step(&mut self, batches: Vec<Batch>, context: StepContext) -> Result<QueuedStep> {
         let (gpu, sink, step) = (self.gpu, self.sink.clone(), context.step + 1);
         let run = std::cell::RefCell::new(self);
-        let (loss, _) = with_halves(
+        with_halves(
             batches,
             &mut |b| {
                 run.borrow_mut().stoppable(Stop::DropStep, step, |walk, observe| walk.queue_step(b, context, observe))
             },
-            &mut |rows| {
+            &mut |rows, failed| {
                 if let Some(gpu) = gpu {
                     shim::synchronize(gpu)?;
                 }
-                run.borrow_mut().walk.abandon()?;
+                let mut run = run.borrow_mut();
+                run.walk.abandon()?;
+                run.too_large = run.too_large.min(failed);
                 shim::empty_cache();
-                let text = format!("step {step}: out of device memory; tried again with {rows} row(s) at a time");
+                let text = format!(
+                    "step {step}: out of device memory; tried again with {rows} row(s) at a time, and so from here on"
+                );
                 notice(&sink, Level::Warn, text);
                 Ok(())
             },
-        )?;
-        Ok(loss)
+        )
     }
 
     /// Runs a walk that a stop of `strength` ends between blocks.

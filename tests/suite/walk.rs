@@ -107,9 +107,8 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     let mut walk = BlockWalk::new(checkpoint, residents, adapter, streamer, kind, chunk);
     walk.mlp_chunk = how.mlp_chunk;
     if how.offload {
-        // Room for four micro-batches of 4 rows of up to 40 tokens.
-        let (micro, bytes) = (8, (4 * 40 * checkpoint.arch.hidden * 4) as u64);
-        walk.boundaries = setup.offload(n, micro, bytes).unwrap();
+        // Room for 32 rows of up to 40 tokens.
+        walk.boundaries = setup.offload(n, 32, (40 * checkpoint.arch.hidden * 4) as u64).unwrap();
     }
     walk
 }

@@ -1,4 +1,4 @@
-//! What tests make go wrong: errors, short answers and stalls at chosen requests.
+//! What tests make go wrong: errors, short answers, stalls and dying threads at chosen requests.
 
 use std::io;
 use std::sync::Mutex;
@@ -13,6 +13,8 @@ pub(crate) enum Fault {
     Short(usize),
     /// Answer so late.
     Stall(Duration),
+    /// The thread panics.
+    Die,
 }
 
 /// What goes wrong, where, and how many more times.
@@ -34,15 +36,16 @@ impl Faults {
 
     /// How long to hold a request back.
     pub fn stall(&self, file: usize, offset: u64) -> Duration {
-        match self.take(file, offset, |f| matches!(f, Fault::Stall(_))) {
+        match self.take(file, offset, |f| matches!(f, Fault::Stall(_) | Fault::Die)) {
             Some(Fault::Stall(d)) => d,
+            Some(Fault::Die) => panic!("a fault of the reader's thread"),
             _ => Duration::ZERO,
         }
     }
 
     /// What the reader is told instead of `answer`.
     pub fn bend(&self, file: usize, offset: u64, answer: io::Result<usize>) -> io::Result<usize> {
-        match self.take(file, offset, |f| !matches!(f, Fault::Stall(_))) {
+        match self.take(file, offset, |f| !matches!(f, Fault::Stall(_) | Fault::Die)) {
             Some(Fault::Errno(e)) => Err(io::Error::from_raw_os_error(e)),
             Some(Fault::Short(n)) => answer.map(|got| got.min(n)),
             _ => answer,

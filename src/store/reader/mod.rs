@@ -33,6 +33,7 @@ use meter::Meter;
 use queue::{Offer, Queue};
 use request::{Chunk, Request};
 use source::{Direct, Source};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -46,9 +47,26 @@ struct Shared {
     meter: Meter,
     delay: Duration,
     stall_limit: Duration,
+    /// A thread of the reader has panicked: some of what was asked for will never be answered.
+    dead: AtomicBool,
     #[cfg(test)]
     faults: Option<Arc<faults::Faults>>,
 }
+
+/// Held by each thread of the reader. Dropped in a panic it tells those who wait.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.dead.store(true, Ordering::Release);
+            self.0.queue.close(STOPPED);
+        }
+    }
+}
+
+/// What whoever waits for a dead reader is told.
+const STOPPED: &str = "the disk reader has stopped by a fault of its own";
 
 impl Shared {
     /// How long to hold `request` back.
@@ -149,6 +167,7 @@ impl Reader {
             meter: Meter::new(if ring.is_some() { depth } else { threads }),
             delay: options.delay,
             stall_limit: options.stall_limit,
+            dead: AtomicBool::new(false),
             #[cfg(test)]
             faults: options.faults,
         });

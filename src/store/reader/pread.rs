@@ -1,7 +1,7 @@
 //! The last rung: a pool of threads, one `pread` at a time each.
 
-use super::Shared;
 use super::request::{Ask, Outcome};
+use super::{Alive, Shared};
 use crate::error::{Error, Result};
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,10 @@ pub(super) fn start(shared: &Arc<Shared>, threads: usize) -> Result<Vec<JoinHand
             let shared = shared.clone();
             std::thread::Builder::new()
                 .name(format!("reader-{i}"))
-                .spawn(move || serve(&shared, i))
+                .spawn(move || {
+                    let alive = Alive(shared);
+                    serve(&alive.0, i);
+                })
                 .map_err(|e| Error::run(format!("cannot start a reader thread: {e}")))
         })
         .collect()

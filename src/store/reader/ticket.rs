@@ -1,6 +1,6 @@
 //! What a caller holds of a read in progress.
 
-use super::Shared;
+use super::{STOPPED, Shared};
 use crate::error::{Error, Kind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -60,12 +60,15 @@ impl ReadTicket {
     /// Waits for it. May be called again, with the same answer.
     ///
     /// # Errors
-    /// The first failure of its requests. A drive that has not answered for `Options::stall_limit`: the kernel may
+    /// The first failure of its requests. A reader whose thread has panicked. A drive that has not answered for `Options::stall_limit`: the kernel may
     /// still write to the memory then, and [`ReadTicket::is_done`] stays false until it has let go.
     pub fn wait(&self) -> Result<()> {
         let limit = self.shared.stall_limit;
         let mut error = self.state.error.lock().unwrap_or_else(PoisonError::into_inner);
         while !self.state.is_done() {
+            if self.shared.dead.load(Ordering::Acquire) {
+                return Err(error.as_ref().map_or_else(|| Error::run(STOPPED).next("resume the run"), again));
+            }
             let (age, oldest) =
                 self.shared.meter.oldest(&self.state).map_or((Duration::ZERO, None), |o| (o.age, Some(o)));
             if let Some(o) = oldest.filter(|_| age >= limit) {

@@ -3,10 +3,10 @@
 //! The thread waits in one place, for the next completion. A poll of the queue's bell is always among what can
 //! complete, so that a new chunk is submitted at once while others are in flight.
 
-use super::Shared;
 use super::buffers::Buffers;
 use super::queue::Next;
 use super::request::{Ask, Outcome, Request};
+use super::{Alive, Shared};
 use crate::error::{Error, Result};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
@@ -59,7 +59,11 @@ pub(super) fn start(shared: &Arc<Shared>, ring: IoUring, depth: usize) -> Result
         bell_polled: false,
         broken: false,
     };
-    let thread = std::thread::Builder::new().name("reader".into()).spawn(move || driver.run());
+    let alive = Alive(shared.clone());
+    let thread = std::thread::Builder::new().name("reader".into()).spawn(move || {
+        driver.run();
+        drop(alive);
+    });
     Ok(vec![thread.map_err(|e| Error::run(format!("cannot start the reader thread: {e}")))?])
 }
 
