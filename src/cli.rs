@@ -19,7 +19,6 @@ use crate::checkpoint;
 use crate::config::{RunConfig, load};
 use crate::error::{Error, ExitCode, Result};
 use crate::{data, device, doctor, export, plan, report};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Runs the program; the code it exits with.
@@ -30,7 +29,12 @@ pub fn main() -> ExitCode {
         Err(e) => {
             // Help and version are answers, not mistakes.
             let code = if e.use_stderr() { ExitCode::Usage } else { ExitCode::Ok };
-            let _ = e.print();
+            // What was typed comes back in the message: a pasted escape sequence must not act on the terminal.
+            if e.use_stderr() {
+                print::progress(e.to_string().trim_end())
+            } else {
+                drop(e.print())
+            }
             return code;
         }
     };
@@ -39,7 +43,7 @@ pub fn main() -> ExitCode {
         settle_environment();
     }
     dispatch(cli).unwrap_or_else(|e| {
-        let _ = writeln!(std::io::stderr(), "error: {e}");
+        print::progress(&format!("error: {e}"));
         e.exit_code()
     })
 }

@@ -3,12 +3,12 @@
 //! Every key is checked where it is read; an unknown family, activation, rope rule or quantisation refuses by name.
 //! Defaults are those of transformers' configuration classes, and a default taken is a note.
 
-use super::files::clean;
 use super::packed::{self, Form};
 use super::planned::{self, Known};
 use super::rope;
 use super::types::{Activation, Arch, Experts, Family, Rope, RopeScaling, SpecialIds, TensorInfo};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 

@@ -1,15 +1,11 @@
 //! Small files of a model folder: read under a cap, with Git-LFS pointers and dangling links told apart.
-//!
-//! Text that comes from files passes through [`clean`] before it is shown.
 
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
-
-/// Longest text [`clean`] returns, in characters.
-const SHOWN_CHARS: usize = 160;
 
 /// Largest `config.json` (or other small JSON of a model folder) that is read.
 pub const SMALL_JSON: u64 = 16 << 20;
@@ -17,22 +13,6 @@ pub const SMALL_JSON: u64 = 16 << 20;
 const LFS_MAGIC: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// A pointer file is three short lines; the LFS specification caps it at 1024 bytes.
 const LFS_MAX: u64 = 1024;
-
-/// `text` fit to print: control and direction-changing characters escaped, cut after 160 characters.
-#[must_use]
-pub fn clean(text: &str) -> String {
-    let mut out = String::new();
-    for (i, c) in text.chars().enumerate() {
-        if i == SHOWN_CHARS {
-            out.push('…');
-            break;
-        }
-        let redirects =
-            matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        if c.is_control() || redirects { out.extend(c.escape_unicode()) } else { out.push(c) }
-    }
-    out
-}
 
 /// A path in quotes, fit to print.
 #[must_use]
@@ -135,14 +115,6 @@ fn missing(path: &Path, error: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn text_from_files_cannot_move_the_cursor_or_turn_the_line() {
-        assert_eq!(clean("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\u{a}c");
-        assert_eq!(clean("x\u{202e}y"), "x\\u{202e}y");
-        assert_eq!(clean("é模型"), "é模型");
-        assert_eq!(clean(&"a".repeat(500)).chars().count(), 161);
-    }
 
     #[test]
     fn a_fifo_or_folder_is_refused_without_waiting_for_a_writer() {

@@ -1,10 +1,11 @@
 //! From what the user typed, or from nothing, to model folders: `resolve` and `list`.
 
-use super::files::{clean, read_json, shown};
+use super::files::{read_json, shown};
 use super::open::{Depth, not_a_folder, open};
 use super::{families, hub, index};
 use crate::engine::ModelEntry;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use serde_json::Value;
 use std::collections::HashSet;

@@ -4,10 +4,11 @@
 //! the data's start (safetensors' format document). Nothing is allocated from a claimed length before that length is
 //! checked against the file's own; every byte of the data must belong to exactly one tensor.
 
-use super::files::{clean, open_regular, shown};
+use super::files::{open_regular, shown};
 use super::sniff::{HEAD, header_length};
 use super::types::Dtype;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use serde::de::{Error as _, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};

@@ -3,9 +3,10 @@
 //! Layout and variables are those of huggingface_hub; nothing here uses the network. The folder of remote headers has
 //! the same layout, so it is read by the same code.
 
-use super::files::{clean, read_small, shown};
+use super::files::{read_small, shown};
 use super::index::list;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use sha2::{Digest, Sha256};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

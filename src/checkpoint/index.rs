@@ -3,10 +3,11 @@
 //! Shard names are hostile input: every one is checked before any file is touched. `metadata.total_size` is never
 //! believed; where it disagrees with the headers, that is one note.
 
-use super::files::{clean, open_regular, parse_json, read_small, shown};
+use super::files::{open_regular, parse_json, read_small, shown};
 use super::header;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::text::clean;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};

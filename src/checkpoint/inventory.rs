@@ -5,12 +5,12 @@
 //! error: dropping it would train another model.
 
 use super::families::{Read, experts};
-use super::files::clean;
 use super::index::{list, plural};
 use super::packed::{self, Form};
 use super::planned;
 use super::types::{Arch, Block, BlockTensor, Family, Role, TensorInfo};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, HashMap};
 

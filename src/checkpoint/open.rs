@@ -1,11 +1,12 @@
 //! Opening a model folder: files, headers, config, inventory, tokenizer size and fingerprint, in that order.
 
-use super::files::{SMALL_JSON, clean, parse_json, read_json, read_small, shown};
+use super::files::{SMALL_JSON, parse_json, read_json, read_small, shown};
 use super::header::{self, ReadHeader};
 use super::index::{self, WeightSet, list, plural};
 use super::types::{Checkpoint, TensorInfo, WeightFile};
 use super::{families, hub, inventory, tie, vocab};
 use crate::error::{Error, Kind, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

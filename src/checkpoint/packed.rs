@@ -1,10 +1,10 @@
 //! Weights that are stored quantised: which the planner can count (FP8 and MXFP4, each weight with its scales), and
 //! which refuse (GPTQ, AWQ, bitsandbytes, scales or weights alone), by the config and by the tensors themselves.
 
-use super::files::clean;
 use super::inventory;
 use super::types::{Arch, Dtype, Role, TensorInfo};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use serde_json::Value;
 use std::collections::HashMap;
 

@@ -3,10 +3,10 @@
 //! Known families only: a block of unknown meaning would make a plan of unknown worth. Their attention and feed-forward
 //! follow the common names where they have them, so shapes are checked as those of trainable families are.
 
-use super::files::clean;
 use super::index::list;
 use super::types::{Arch, Block, BlockTensor, Part, Role, TensorInfo};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 

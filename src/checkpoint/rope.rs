@@ -4,9 +4,9 @@
 //! since training unscaled would silently be another model.
 
 use super::families::{bad, short};
-use super::files::clean;
 use super::types::{Rope, RopeScaling};
 use crate::error::Result;
+use crate::text::clean;
 use serde_json::{Map, Value};
 
 /// Base when no key names one.

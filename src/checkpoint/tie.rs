@@ -1,9 +1,9 @@
 //! A head stored beside a config that ties it to the embedding: tied only if both hold the same, as transformers 5 does.
 
-use super::files::clean;
 use super::inventory::find_prefix;
 use super::types::{Arch, TensorInfo, WeightFile};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The types that describe an opened checkpoint. Nothing here reads a file.
 
-use super::files::clean;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -2,9 +2,10 @@
 //!
 //! [`SafetensorsFile`] streams tensors to disk in the order they were declared; small files go through `crate::files`.
 
-use super::files::{clean, shown};
+use super::files::shown;
 use super::types::Dtype;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::fs::File;

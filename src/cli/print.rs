@@ -1,15 +1,21 @@
-//! Data to stdout, progress to stderr. A closed pipe is the reader's choice, not an error of ours.
+//! Data to stdout, progress to stderr, both cleaned of what would act on the terminal. A closed pipe is the reader's
+//! choice, not an error of ours.
 
 use crate::error::{Error, ExitCode, Result};
 use crate::event::Stage;
+use crate::text;
 use crate::units::Bytes;
 use std::io::Write;
 
-/// One line of data.
+/// One line of data, or several.
 ///
 /// # Errors
 /// Stdout is closed or full.
 pub fn line(text: &str) -> Result<ExitCode> {
+    written(&text::lines(text))
+}
+
+fn written(text: &str) -> Result<ExitCode> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::run(format!("cannot write to stdout: {e}"))),
         _ => Ok(ExitCode::Ok),
@@ -21,12 +27,12 @@ pub fn line(text: &str) -> Result<ExitCode> {
 /// # Errors
 /// As [`line`].
 pub fn json(value: &serde_json::Value) -> Result<ExitCode> {
-    line(&serde_json::to_string_pretty(value).map_err(|e| Error::run(format!("JSON: {e}")))?)
+    written(&text::json(&serde_json::to_string_pretty(value).map_err(|e| Error::run(format!("JSON: {e}")))?))
 }
 
 /// One line of progress; a dead stderr does not stop the work.
 pub fn progress(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", text::lines(text));
 }
 
 /// Progress inside a long step, a line every tenth of it. `last` is the caller's memory of the line before.

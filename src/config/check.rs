@@ -2,6 +2,7 @@
 
 use super::{RunConfig, keys};
 use crate::error::{Error, Result};
+use crate::text::clean;
 
 /// Values a key may take.
 const CHOICES: [(&str, &[&str]); 11] = [
@@ -178,9 +179,4 @@ fn stream(config: &RunConfig) -> Result<()> {
         return Err(Error::usage("a budget in [stream] is past 2^63 bytes").next("use 0 for what is free"));
     }
     Ok(())
-}
-
-/// Text from a file, fit for a terminal.
-pub(super) fn clean(text: &str) -> String {
-    text.chars().take(120).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -4,11 +4,12 @@
 //! or `BSTUI_<KEY>` where only one section has that key. Text values are read by the key's kind: `64 MB` for a
 //! size, commas between list items. A flat file with the Hugging Face names and no sections works too.
 
-use super::check::{check, clean};
+use super::check::check;
 use super::keys::{self, Found, Key, Kind, SECTIONS};
 use super::size::{BYTES_EXPECTED, RESIDENT_EXPECTED, TERABYTES_EXPECTED, terabytes};
 use super::{ByteSize, Resident, RunConfig};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use std::collections::BTreeMap;
 use std::path::Path;
 use toml::{Table, Value};
@@ -129,7 +130,7 @@ impl Layers {
         let text = std::fs::read_to_string(path).map_err(|e| Error::input("read", path, e))?;
         let table: Table = toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-            Error::usage(format!("{name}:{line}: {}", clean(e.message().trim()).replace('\u{fffd}', " ")))
+            Error::usage(format!("{name}:{line}: {}", clean(e.message().trim())))
         })?;
         let at = |e: Error| {
             let named = Error::usage(format!("{name}: {}", e.what()));

@@ -207,7 +207,7 @@ impl Inspection {
 fn visible(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if crate::text::hostile(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     let body = out.trim_matches(' ');
     let (before, after) = if body.is_empty() {

@@ -216,7 +216,7 @@ pub fn is_wsl_in(roots: &Roots) -> bool {
 pub fn cpu() -> (String, u64) {
     let info = super::roots::text(std::path::Path::new("/proc/cpuinfo")).unwrap_or_default();
     let name = info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':')).map_or("", |(_, n)| n.trim());
-    let name = name.chars().filter(|c| !c.is_control()).take(100).collect();
+    let name = crate::text::clean(name);
     (name, std::thread::available_parallelism().map_or(1, usize::from) as u64)
 }
 

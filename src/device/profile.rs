@@ -3,6 +3,7 @@
 use super::Machine;
 use crate::config::{ByteSize, nearest};
 use crate::error::{Error, Result};
+use crate::text::clean;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -45,7 +46,7 @@ pub fn load(path: &Path) -> Result<Machine> {
             return parse(text, &format!("{stem}.toml"));
         }
         let near = nearest(stem, SHIPPED.map(|(n, _)| n)).unwrap_or("h200");
-        let shown: String = stem.chars().filter(|c| !c.is_control()).collect();
+        let shown = clean(stem);
         return Err(Error::usage(format!("no profile '{shown}': no such file, and none of that name is shipped"))
             .next(format!("did you mean '{near}'?")));
     }
@@ -63,11 +64,8 @@ pub fn load(path: &Path) -> Result<Machine> {
 /// # Errors
 /// As [`load`].
 pub fn parse(text: &str, name: &str) -> Result<Machine> {
-    let name: String = name.chars().filter(|c| !c.is_control()).collect();
-    let wrong = |what: String| {
-        let what: String = what.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        Error::usage(format!("profile '{name}': {}", what.trim()))
-    };
+    let name = clean(name);
+    let wrong = |what: String| Error::usage(format!("profile '{name}': {}", clean(what.trim())));
     let mut table: Table = toml::from_str(text).map_err(|e| {
         let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
         wrong(format!("line {line}: {}", e.message()))

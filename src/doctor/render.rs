@@ -1,6 +1,7 @@
 //! The doctor's report as lines of text.
 
 use crate::clock;
+use crate::text::clean;
 use crate::units::{Bytes, rate};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -32,7 +33,7 @@ pub fn render(report: &Value) -> String {
         volume(&mut page, v);
     }
     let u = &report["io_uring"];
-    let why = u["why_not"].as_str().map(|w| format!(": {}", cleaned(w))).unwrap_or_default();
+    let why = u["why_not"].as_str().map(|w| format!(": {}", clean(w))).unwrap_or_default();
     let rung = match u["rung"].as_str() {
         Some("registered") => "allowed, with registered buffers".to_string(),
         Some("plain") => format!("allowed{why}"),
@@ -116,10 +117,10 @@ fn memory(page: &mut Page, r: &Value) {
 fn volume(page: &mut Page, d: &Value) {
     let uses: Vec<String> = list(&d["uses"]).iter().map(text).collect();
     page.line("volume", uses.join(", "));
-    let link = d["link"].as_str().map(|l| format!(", {}", cleaned(l))).unwrap_or_default();
+    let link = d["link"].as_str().map(|l| format!(", {}", clean(l))).unwrap_or_default();
     page.line("", format!("{} ({}){link}", text(&d["kind"]), text(&d["why"])));
     let quota = match (&d["quota_left"], d["why_no_quota"].as_str()) {
-        (Value::Null, Some(why)) => format!(" (quota not asked: {})", cleaned(why)),
+        (Value::Null, Some(why)) => format!(" (quota not asked: {})", clean(why)),
         (Value::Null, None) => String::new(),
         (left, _) => format!(" (quota leaves {})", bytes(left)),
     };
@@ -179,13 +180,9 @@ fn flag(v: &Value) -> &'static str {
 fn text(v: &Value) -> String {
     match v {
         Value::Null => "N/A".into(),
-        Value::String(s) => cleaned(s),
+        Value::String(s) => clean(s),
         v => v.to_string(),
     }
-}
-
-fn cleaned(s: &str) -> String {
-    s.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn bytes(v: &Value) -> String {
@@ -210,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn wear_names_its_source_and_hostile_names_are_cleaned() {
+    fn wear_names_its_source_and_hostile_names_are_clean() {
         let wear =
             json!({ "device": "nvme0n1", "written": 27_723_431_936_000_u64, "life_used": 0.07, "source": "UDisks" });
         let old = json!({ "device": "sd\u{1b}[31m", "since_boot": 1_024_000, "source": "the kernel",

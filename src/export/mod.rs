@@ -69,7 +69,7 @@ fn known(kind: &str) -> Result<()> {
         return Err(Error::usage(format!("export to '{name}' is not in this version")).next(*instead));
     }
     let names = KINDS.map(|(name, _)| name);
-    let shown: String = kind.chars().filter(|c| !c.is_control()).take(40).collect();
+    let shown = crate::text::clean(kind);
     let near = names.into_iter().max_by(|a, b| strsim::jaro(a, kind).total_cmp(&strsim::jaro(b, kind)));
     let hint =
         near.filter(|n| strsim::jaro(n, kind) > 0.7).map_or(String::new(), |n| format!(" (did you mean '{n}'?)"));

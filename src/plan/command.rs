@@ -41,8 +41,8 @@ fn text(v: &Value) -> String {
 /// Quotes a word for a POSIX shell where it needs it.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
-    let shown: String = word.chars().filter(|c| !c.is_control()).collect();
-    if shown.chars().all(plain) { shown } else { format!("'{}'", shown.replace('\'', "'\\''")) }
+    let shown = crate::text::one_line(word);
+    if shown.chars().all(plain) { shown.into_owned() } else { format!("'{}'", shown.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]

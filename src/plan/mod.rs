@@ -40,6 +40,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::device::Machine;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::{Bytes, plural};
 use shape::{Job, Model};
 use std::collections::BTreeMap;
@@ -68,7 +69,7 @@ pub fn plan_for(
     data: Option<&Lengths>,
 ) -> Result<PlanReport> {
     if checkpoint.blocks.is_empty() {
-        return Err(Error::checkpoint(format!("'{}' has no decoder blocks", shape::clean(&checkpoint.name))));
+        return Err(Error::checkpoint(format!("'{}' has no decoder blocks", clean(&checkpoint.name))));
     }
     let mut machine = whatif::edited(machine, edits)?;
     if config.train.device == "cpu" {
@@ -83,7 +84,7 @@ pub fn plan_for(
     let modes = Modes { lora, full };
     Ok(PlanReport {
         schema: PLAN_SCHEMA,
-        model: shape::clean(&checkpoint.name),
+        model: clean(&checkpoint.name),
         params: model.params,
         bytes: checkpoint.total_bytes(),
         n_blocks: checkpoint.blocks.len(),

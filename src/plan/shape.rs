@@ -5,6 +5,7 @@ use super::slots::SlotSizes;
 use crate::checkpoint::{Block, BlockTensor, Checkpoint, Dtype, Part, Role, TensorInfo};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use crate::units::Bytes;
 
 /// Address alignment of every tensor on the device.
@@ -290,11 +291,6 @@ impl Model {
             _ => (self.intermediate, self.hidden),
         }
     }
-}
-
-/// A name from a file, fit for a terminal.
-pub fn clean(name: &str) -> String {
-    name.chars().take(200).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// Bytes of the sector-aligned reads that cover the runs of `(file, offset, bytes)`.

@@ -193,8 +193,8 @@ pub fn blockers(x: &Inputs<'_>) -> Vec<String> {
         problems.push(format!(
             "{} tensors are stored in a type that this version can't train; the first is '{}' ({})",
             odd.len(),
-            super::shape::clean(&t.name),
-            super::shape::clean(t.dtype.name())
+            crate::text::clean(&t.name),
+            crate::text::clean(t.dtype.name())
         ));
     }
     problems.extend(no_room(x));

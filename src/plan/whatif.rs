@@ -33,7 +33,7 @@ impl Edit {
     /// # Errors
     /// Not a key or not a value of its kind.
     pub fn parse(text: &str) -> Result<Edit> {
-        let shown: String = text.chars().filter(|c| !c.is_control()).take(60).collect();
+        let shown = crate::text::clean(text);
         let (key, value) = text.split_once('=').ok_or_else(|| {
             Error::usage(format!("what-if '{shown}' has no '='")).next("write it as ram=32GB or read=7GB/s")
         })?;

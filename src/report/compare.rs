@@ -148,7 +148,7 @@ fn push_row(text: &mut String, label: &str, cells: impl Iterator<Item = String>)
 
 /// `text` in exactly `width` columns: cut with an ellipsis, or padded.
 fn fit(text: &str, width: usize) -> String {
-    let clean: Vec<char> = text.chars().filter(|c| !c.is_control()).collect();
+    let clean: Vec<char> = crate::text::one_line(text).chars().collect();
     let all: usize = clean.iter().map(|c| columns(*c)).sum();
     let limit = if all > width { width - 1 } else { width };
     let (mut out, mut used) = (String::new(), 0);
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(fit("abc", 5), "abc  ");
         assert_eq!(fit("abcdef", 5), "abcd…");
         assert_eq!(fit("模型模型", 5), "模型…");
-        assert_eq!(fit("a\u{1b}[31m", 5), "a[31m");
+        assert_eq!(fit("a\u{1b}[31m", 5), "a\\u{…");
         assert_eq!(tail("20261129T173106Z-model-lora").chars().count(), CELL);
     }
 }

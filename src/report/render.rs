@@ -120,16 +120,15 @@ fn method(r: &Report) -> String {
 
 fn notice_line(n: &NoticeLine) -> String {
     let level = serde_json::to_value(n.level).map_or(String::new(), |v| plain(&v));
-    format!("{level}: {}", n.text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>())
+    format!("{level}: {}", crate::text::one_line(&n.text))
 }
 
 /// Text that Markdown shows as it is, on one line.
 fn escape_md(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in crate::text::one_line(text).chars() {
         match c {
             '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '#' => out.extend(['\\', c]),
-            c if c.is_control() => out.push(' '),
             c => out.push(c),
         }
     }

@@ -79,11 +79,11 @@ fn entry(dir: PathBuf) -> (String, RunEntry) {
         Ok(report) => report,
         Err(e) => {
             let what = if dir.join(EVENTS_FILE).exists() { "unreadable" } else { "never started" };
-            let model: String = e.what().chars().filter(|c| !c.is_control()).collect();
+            let model = crate::text::clean(e.what());
             return (run_id.clone(), bare_entry(run_id, dir, model, what));
         }
     };
-    let text = |v: &Value| v.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect::<String>();
+    let text = |v: &Value| crate::text::clean(v.as_str().unwrap_or_default());
     let started = report["started"].as_str().unwrap_or(&run_id).replace(['-', ':'], "");
     let entry = RunEntry {
         model: text(&report["model"]["name"]),

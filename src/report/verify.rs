@@ -45,7 +45,7 @@ pub fn verify(run_dir: &Path) -> Result<Verified> {
 }
 
 fn problem(run_dir: &Path, name: &str, facts: &FileFacts) -> Option<String> {
-    let shown: String = name.chars().filter(|c| !c.is_control()).collect();
+    let shown = crate::text::clean(name);
     let path = Path::new(name);
     if path.components().any(|c| !matches!(c, Component::Normal(_))) {
         return Some(format!("{shown}: not a name inside the run's folder"));

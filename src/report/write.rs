@@ -66,7 +66,7 @@ pub(super) fn write_report(dir: &Path) -> Result<PathBuf> {
 /// The last part of `dir`, as shown.
 pub(super) fn name_of(dir: &Path) -> String {
     let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    name.chars().filter(|c| !c.is_control()).collect()
+    crate::text::clean(&name)
 }
 
 fn json_file(dir: &Path, name: &str) -> Value {

@@ -94,7 +94,7 @@ fn terminal(width: u16, height: u16) -> Terminal<TestBackend> {
 /// A reader that has gone must not stop a run.
 fn say(to: &mut dyn Write, line: &str) {
     for part in line.lines() {
-        let _ = writeln!(to, "{}", crate::ui::text::clean(part));
+        let _ = writeln!(to, "{}", crate::text::one_line(part));
     }
     let _ = to.flush();
 }

@@ -14,7 +14,7 @@ impl Input {
     /// A field that holds `text`, cursor at its end.
     #[must_use]
     pub fn new(text: &str) -> Input {
-        let mut area = TextArea::new(vec![super::text::clean(text).into_owned()]);
+        let mut area = TextArea::new(vec![crate::text::one_line(text).into_owned()]);
         area.set_cursor_line_style(Style::default());
         area.move_cursor(ratatui_textarea::CursorMove::End);
         Input(area)
@@ -31,7 +31,7 @@ impl Input {
 
     /// Takes pasted text, as one line.
     pub fn paste(&mut self, text: &str) {
-        self.0.insert_str(super::text::clean(text));
+        self.0.insert_str(crate::text::one_line(text));
     }
 
     /// The text.

@@ -70,7 +70,12 @@ fn farewell(app: &App) -> String {
     let report = report.map(|s| format!("report: {}", s.run_dir.join("report.json").display()));
     let stopped = app.fetch.downloading();
     let stopped = stopped.map(|model| format!("the download stopped; go on with: blockstream-tui download {model}"));
-    run.ending().into_iter().chain(report).chain(stopped).map(|line| line + "\n").collect()
+    run.ending()
+        .into_iter()
+        .chain(report)
+        .chain(stopped)
+        .map(|line| crate::text::lines(&line).into_owned() + "\n")
+        .collect()
 }
 
 /// Signals that reach the screen as messages.

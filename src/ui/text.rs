@@ -1,8 +1,8 @@
-//! Text for cells: control characters out, cut by display width and never inside a grapheme.
+//! Text for cells: cleaned, cut by display width and never inside a grapheme.
 
+use crate::text::one_line;
 use ratatui::style::Style;
 use ratatui::text::Span;
-use std::borrow::Cow;
 
 /// Columns that `text` takes on a terminal.
 #[must_use]
@@ -10,32 +10,10 @@ pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// `text` without control characters and direction overrides, on one line: safe to show wherever it came from.
-#[must_use]
-pub fn clean(text: &str) -> Cow<'_, str> {
-    let bad = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-    if !text.chars().any(bad) {
-        return Cow::Borrowed(text);
-    }
-    Cow::Owned(
-        text.chars()
-            .map(|c| {
-                if c == '\t' || c == '\n' {
-                    ' '
-                } else if bad(c) {
-                    '�'
-                } else {
-                    c
-                }
-            })
-            .collect(),
-    )
-}
-
 /// `text` cleaned and cut to at most `columns`, with `…` where something is missing.
 #[must_use]
 pub fn cut(text: &str, columns: usize) -> String {
-    let text = clean(text);
+    let text = one_line(text);
     if width(&text) <= columns {
         return text.into_owned();
     }
@@ -74,7 +52,7 @@ pub fn fit_right(text: &str, columns: usize) -> String {
 /// The tail of a path-like `text` in `columns`, `…` in front where something is missing.
 #[must_use]
 pub fn tail(text: &str, columns: usize) -> String {
-    let text = clean(text);
+    let text = one_line(text);
     if width(&text) <= columns {
         return text.into_owned();
     }
@@ -105,11 +83,5 @@ mod tests {
         assert_eq!(cut(name, 6), "模型-…");
         assert_eq!(cut("ab👩‍🔬cd", 4), "ab…");
         assert_eq!(tail("/a/long/path", 6), "…/path");
-    }
-
-    #[test]
-    fn control_characters_never_reach_a_cell() {
-        assert_eq!(clean("a\u{1b}[31mb\u{202e}c\td"), "a�[31mb�c d");
-        assert!(matches!(clean("plain"), Cow::Borrowed(_)));
     }
 }

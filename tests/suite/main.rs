@@ -15,6 +15,7 @@ mod configs;
 mod data_rows;
 #[cfg(feature = "tui")]
 mod desk;
+mod exits;
 mod facts;
 #[cfg(feature = "hub")]
 mod hub;

@@ -58,7 +58,7 @@ fn yaml(text: &str) -> String {
 
 fn markdown(text: &str) -> String {
     let mut out = String::new();
-    for c in text.chars().filter(|c| !c.is_control()) {
+    for c in crate::text::one_line(text).chars() {
         if "\\`*_[]<>|#".contains(c) && c != '_' {
             out.push('\\');
         }

@@ -2,6 +2,7 @@
 
 use super::{AdapterConfig, CONFIG_FILE};
 use crate::error::{Error, Result};
+use crate::text::{clean, hostile};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
@@ -100,7 +101,7 @@ pub(super) fn publishable(config: &AdapterConfig) -> Result<AdapterConfig> {
 
 /// A name that is safe to publish: a hub id as it is, the last part of anything that is a path.
 pub(super) fn public_name(name: &str) -> String {
-    let clean: String = name.chars().filter(|c| !c.is_control()).collect();
+    let clean: String = name.chars().filter(|c| !hostile(*c)).collect();
     let clean = clean.trim();
     let is_path = clean.starts_with(['/', '.', '~'])
         || clean.contains('\\')
@@ -124,7 +125,7 @@ pub(super) fn from_local_path(path: &str) -> (String, Option<String>) {
         return (id, commit);
     }
     let last = parts.last().copied().unwrap_or("local-base");
-    (last.chars().filter(|c| !c.is_control()).collect(), None)
+    (last.chars().filter(|c| !hostile(*c)).collect(), None)
 }
 
 /// Reads and checks the config of the adapter folder `dir`.
@@ -194,10 +195,7 @@ pub(super) fn from_peft(value: &Value) -> std::result::Result<Stated, Refusal> {
     Ok(Stated {
         config: AdapterConfig {
             base_model_name_or_path: public_name(base),
-            revision: map
-                .get("revision")
-                .and_then(Value::as_str)
-                .map(|s| s.chars().filter(|c| !c.is_control()).collect()),
+            revision: map.get("revision").and_then(Value::as_str).map(|s| s.chars().filter(|c| !hostile(*c)).collect()),
             r,
             // PEFT's own default.
             lora_alpha: number("lora_alpha", 8.0)?,
@@ -317,10 +315,6 @@ fn layers(map: &Map<String, Value>) -> std::result::Result<Option<Vec<usize>>, R
         Some(layers) => Ok(Some(layers)),
         None => refuse("layers_to_transform is not a list of layer numbers", "give a PEFT LoRA adapter"),
     }
-}
-
-fn clean(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(80).collect()
 }
 
 fn shown(value: Option<&Value>) -> String {

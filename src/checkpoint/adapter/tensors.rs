@@ -4,6 +4,7 @@ use super::peft::Stated;
 use super::{AdapterConfig, AdapterTensor};
 use crate::checkpoint::Role;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -225,8 +226,4 @@ fn check_tensor(r: usize, t: &AdapterTensor, half: Half) -> std::result::Result<
         Some(x) => Err(format!("'{}' holds {x}", clean(&t.key))),
         None => Ok(()),
     }
-}
-
-fn clean(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(160).collect()
 }

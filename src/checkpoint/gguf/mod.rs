@@ -10,12 +10,13 @@ mod dequant;
 mod names;
 mod tokenizer;
 
-use super::files::{clean, open_regular, shown};
+use super::files::{open_regular, shown};
 use super::types::Dtype;
 use super::write::{Declared, SafetensorsFile};
 use crate::error::{Error, Result};
 use crate::event::Stage;
 use crate::files;
+use crate::text::clean;
 use names::{Model, Source};
 use reader::Gguf;
 use serde_json::{Map, Value, json};

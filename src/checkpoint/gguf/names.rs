@@ -2,7 +2,7 @@
 
 use super::reader::{Gguf, Parsed, Tensor};
 use super::tokenizer::Ids;
-use crate::checkpoint::files::clean;
+use crate::text::clean;
 use serde_json::{Map, Value, json};
 
 /// The model of a GGUF, described for Hugging Face.

@@ -5,7 +5,7 @@
 
 use super::cursor::Cursor;
 pub use super::cursor::{Array, Parsed, Value};
-use crate::checkpoint::files::clean;
+use crate::text::clean;
 use std::collections::HashMap;
 use std::ops::Range;
 

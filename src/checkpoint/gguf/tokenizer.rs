@@ -4,7 +4,7 @@
 //! and one that isn't known refuses: a wrong split gives other ids without any error.
 
 use super::reader::{Gguf, Parsed};
-use crate::checkpoint::files::clean;
+use crate::text::clean;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 

@@ -5,13 +5,14 @@
 use super::http::{Failure, Hub, Tries, lost};
 use super::id::ModelId;
 use super::listing::{FOR_PLANNING, Listing, whole};
-use crate::checkpoint::files::{SMALL_JSON, clean};
+use crate::checkpoint::files::SMALL_JSON;
 use crate::checkpoint::header::{self, MAX_FILE};
 use crate::checkpoint::index::INDEX;
 use crate::checkpoint::sniff::header_length;
 use crate::error::{Error, Kind, Result};
 use crate::event::Stage;
 use crate::files;
+use crate::text::clean;
 use reqwest::Url;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

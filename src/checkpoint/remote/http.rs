@@ -4,8 +4,8 @@
 
 use super::id::ModelId;
 use super::settings::{Patience, Settings, Token};
-use crate::checkpoint::files::clean;
 use crate::error::{Error, Kind, Result};
+use crate::text::clean;
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue,
     IF_RANGE, LOCATION, RANGE,

@@ -1,8 +1,8 @@
 //! A model on the hub as the user writes it: `owner/name`, or `owner/name@revision`.
 
-use crate::checkpoint::files::clean;
 use crate::checkpoint::hub;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use std::fmt;
 use std::path::{Path, PathBuf};
 

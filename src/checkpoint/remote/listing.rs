@@ -6,9 +6,9 @@
 use super::http::{Failure, Hub, Tries, lost};
 use super::id::ModelId;
 use super::settings::Settings;
-use crate::checkpoint::files::clean;
 use crate::checkpoint::index::{self, INDEX, SINGLE};
 use crate::error::{Error, Kind, Result};
+use crate::text::clean;
 use hf_hub::HFClient;
 use hf_hub::repository::ModelInfo;
 use reqwest::Url;

@@ -1,8 +1,8 @@
 //! Where the hub is, who asks, and what may be asked: the environment of huggingface_hub, read once.
 
-use crate::checkpoint::files::clean;
 use crate::checkpoint::hub;
 use crate::error::{Error, Result};
+use crate::text::clean;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Read;

@@ -14,6 +14,8 @@ mod room;
 pub use date::Date;
 pub use python::dumps;
 
+pub(super) use crate::text::clean;
+
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
@@ -313,19 +315,6 @@ fn describe(error: &minijinja::Error) -> String {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     }
-}
-
-/// `text` fit for a message: control characters shown as escapes, 200 characters at most.
-pub(super) fn clean(text: &str) -> String {
-    let mut out = String::new();
-    for (n, c) in text.chars().enumerate() {
-        if n == 200 {
-            out.push('…');
-            break;
-        }
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! to their members. Everything read here is a name or a number of a file that may be missing.
 
 use super::super::roots::{Roots, text};
+use crate::text::clean;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -165,13 +166,7 @@ pub fn link_of_drive(sys: &Path, name: &str) -> Option<(String, Option<f64>)> {
     let speed = text(&port.join(&link).join("ata_link").join(&link).join("sata_spd"))?;
     // Ten bits on the wire for a byte.
     let rate = speed.split(' ').next().and_then(|g| g.parse::<f64>().ok()).map(|g| g * 1e8);
-    Some((format!("SATA {}", clean(&speed)), rate.filter(|r| r.is_finite() && *r > 0.0)))
-}
-
-/// A short text of sysfs for people.
-fn clean(text: &str) -> String {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    words.join(" ").chars().filter(|c| !c.is_control()).take(60).collect()
+    Some((format!("SATA {}", clean(speed.trim())), rate.filter(|r| r.is_finite() && *r > 0.0)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The log pane's lines: a bounded ring of notices, and of what libraries wrote to the descriptors.
 
 use crate::event::Level;
-use crate::ui::text::clean;
+use crate::text::one_line;
 use std::collections::VecDeque;
 
 const LINES: usize = 2_000;
@@ -39,7 +39,7 @@ impl Log {
         if self.0.len() == LINES {
             self.0.pop_front();
         }
-        let text = clean(text.trim_end()).chars().take(LONGEST).collect();
+        let text = one_line(text.trim_end()).chars().take(LONGEST).collect();
         self.0.push_back(LogLine { at, level, source, text });
     }
 

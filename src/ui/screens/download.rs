@@ -107,5 +107,5 @@ pub fn status(app: &App) -> Option<String> {
             format!("downloading {model}  {share:.0} %{}", pace(app))
         }
     };
-    Some(crate::ui::text::clean(&text).into_owned())
+    Some(crate::text::one_line(&text).into_owned())
 }

@@ -83,7 +83,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     for paragraph in text.split('\n') {
         let mut line = String::new();
-        for word in super::text::clean(paragraph).split(' ') {
+        for word in crate::text::one_line(paragraph).split(' ') {
             let mut word = word.to_owned();
             let used = super::text::width(&line);
             if used > 0 && used + 1 + super::text::width(&word) <= width {
