@@ -106,6 +106,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
                 Some(dest) => export::export_to(&run, &to, &dest)?,
                 None => export::export(&run, &to)?,
             };
+            if export::changes_nothing(&run) {
+                print::progress("warning: this run's adapter changes nothing: all of its lora_B is zero");
+            }
             print::line(&path.display().to_string())
         }
         Some(Command::Verify { run }) => {

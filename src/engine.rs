@@ -31,8 +31,24 @@ pub struct Job {
     pub run_id: String,
     /// The plan this run executes: placement, slots, budgets.
     pub plan: crate::plan::PlanReport,
-    /// Checkpoint folder to resume from.
-    pub resume: Option<PathBuf>,
+    /// What to go on from.
+    pub resume: Option<Resume>,
+}
+
+/// A run to go on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// One of its checkpoint folders.
+    pub checkpoint: PathBuf,
+    /// Take other rows, and another factor on what was trained.
+    pub force: bool,
+}
+
+impl From<PathBuf> for Resume {
+    /// As it was, or not at all.
+    fn from(checkpoint: PathBuf) -> Resume {
+        Resume { checkpoint, force: false }
+    }
 }
 
 /// Something that trains: the real trainer, or a scripted one for screen tests.
@@ -41,7 +57,7 @@ pub trait Engine: Send {
     /// (only stages and notices come before); the worker sends `Finished`.
     ///
     /// # Errors
-    /// Whatever stopped the run; the last checkpoint stands.
+    /// Whatever stopped the run.
     fn run(&mut self, job: &Job, sink: &Arc<dyn EventSink>, control: &Control) -> Result<Outcome>;
 }
 

@@ -4,6 +4,7 @@
 //! *Lifecycle* events always arrive; *telemetry* may be dropped when a reader is slow, and the drops are counted.
 //! Bytes are integers, times are seconds, rates are bytes per second.
 
+use crate::error::ExitCode;
 use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -323,6 +324,9 @@ pub struct RunFinished {
     pub residency_peak: usize,
     /// Telemetry events dropped because a reader was slow.
     pub telemetry_dropped: u64,
+    /// It failed for what it was given: config, checkpoint or data.
+    #[serde(default)]
+    pub refused: bool,
 }
 
 impl RunFinished {
@@ -330,6 +334,20 @@ impl RunFinished {
     #[must_use]
     pub fn saved_step(&self) -> Option<u64> {
         self.checkpoint.as_ref()?.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+    }
+
+    /// The exit code of a program that ends with this run.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self.status {
+            RunStatus::Finished | RunStatus::Running => ExitCode::Ok,
+            RunStatus::Stopped => ExitCode::StoppedEarly,
+            RunStatus::Aborted if self.checkpoint.is_some() => ExitCode::StoppedEarly,
+            RunStatus::Failed if self.refused => ExitCode::Usage,
+            RunStatus::Aborted | RunStatus::Failed => ExitCode::Failed,
+            RunStatus::Interrupted => ExitCode::Interrupted,
+            RunStatus::Terminated => ExitCode::Terminated,
+        }
     }
 
     /// What of its steps is kept, as a clause: every word about an end takes it from here.
@@ -538,6 +556,7 @@ mod tests {
             stats: StreamStats::default(),
             residency_peak: 0,
             telemetry_dropped: 0,
+            refused: false,
         };
         assert_eq!(end(6, Some("run/checkpoint-6")).kept(), "saved at step 6");
         assert_eq!(end(6, Some("run/checkpoint-4")).kept(), "saved at step 4; 2 steps after it lost");

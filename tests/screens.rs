@@ -88,6 +88,7 @@ fn finish(session: &mut Session<'_>, status: RunStatus, reason: Option<&str>) {
         stats: StreamStats::default(),
         residency_peak: 13,
         telemetry_dropped: 0,
+        refused: false,
     };
     session.send(Msg::Events(vec![Event { seq: 9_999, at, kind: EventKind::Finished(finished) }]));
 }

@@ -53,6 +53,12 @@ pub struct AdapterTensor {
     pub data: Vec<f32>,
 }
 
+/// Whether an adapter of these tensors adds anything: not where every B is zero.
+#[must_use]
+pub fn changes_something(tensors: &[AdapterTensor]) -> bool {
+    tensors.iter().any(|t| t.key.contains(".lora_B.") && t.data.iter().any(|x| *x != 0.0))
+}
+
 impl AdapterConfig {
     /// The factor on `B·A`: `alpha / r`, or `alpha / sqrt(r)` with rsLoRA (Kalajdzievski 2023).
     #[must_use]

@@ -5,7 +5,7 @@ use crate::device::profile;
 use crate::error::Result;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Finetune language models far larger than your GPU and RAM.
 #[derive(Debug, Parser)]
@@ -51,10 +51,15 @@ pub struct ConfigArgs {
 impl ConfigArgs {
     /// The config these arguments add up to; `model` is the subcommand's own.
     pub fn loaded(&self, model: Option<&str>) -> Result<Loaded> {
+        self.loaded_from(model, None)
+    }
+
+    /// As [`ConfigArgs::loaded`], where relative paths in the file start at the folder `base`.
+    pub fn loaded_from(&self, model: Option<&str>, base: Option<&Path>) -> Result<Loaded> {
         let (machines, recipes): (Vec<_>, Vec<_>) = self.profile.iter().partition(|p| profile::is_machine(p));
         let file = self.config.as_ref().or_else(|| recipes.first().copied());
         let env: Vec<(String, String)> = std::env::vars().collect();
-        let mut loaded = load::load(file.map(PathBuf::as_path), &env, &self.set)?;
+        let mut loaded = load::load_from(file.map(PathBuf::as_path), base, &env, &self.set)?;
         if let Some(m) = model.or(self.model.as_deref()) {
             loaded.config.model.path = m.to_string();
         }
@@ -182,6 +187,9 @@ pub struct TrainArgs {
     /// Continue a run: its folder, or one of its checkpoint folders.
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
+    /// Resume although the rows, or what makes a function of the adapter (alpha, rsLoRA), are others now.
+    #[arg(long, requires = "resume")]
+    pub force: bool,
 }
 
 /// `data …`

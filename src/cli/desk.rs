@@ -3,7 +3,7 @@
 use crate::checkpoint;
 use crate::config::RunConfig;
 use crate::device::nvml::Sampler;
-use crate::engine::{Engine, Services};
+use crate::engine::{Engine, Resume, Services};
 use crate::error::Result;
 use crate::report;
 use crate::worker::{Desk, DeskOptions, Signals};
@@ -32,9 +32,9 @@ pub fn services(results: PathBuf, config: &RunConfig, signals: Signals) -> Resul
     Ok(Box::new(real(results, config, signals, None)))
 }
 
-/// The desk over the real engine; `resume` is a checkpoint folder.
+/// The desk over the real engine; `resume` is what its first run goes on from.
 #[must_use]
-pub fn real(results: PathBuf, config: &RunConfig, signals: Signals, resume: Option<PathBuf>) -> Desk {
+pub fn real(results: PathBuf, config: &RunConfig, signals: Signals, resume: Option<Resume>) -> Desk {
     let model = (!config.model.path.is_empty()).then(|| PathBuf::from(&config.model.path));
     Desk::new(DeskOptions {
         engine: Box::new(engine),

@@ -52,7 +52,8 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let kind = compute_kind(&opened, device);
     let reader = Reader::open(&opened, Duration::ZERO)?;
     let streamer = Streamer::new(&opened, reader, &setup, &mut |_, _| {})?;
-    let residents = Residents::load(&opened, streamer.reader(), kind, device, setup.head.is_none(), &mut |_, _| {})?;
+    let residents =
+        Residents::load(&opened, streamer.reader(), kind, device, setup.head.is_none(), &mut |_, _| Ok(()))?;
     let adapter = args.adapter.as_deref().map(|dir| open_adapter(dir, &opened, kind, device)).transpose()?;
     let mut generator = Generator::new(opened.arch.clone(), residents, adapter, streamer, kind);
 

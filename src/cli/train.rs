@@ -3,7 +3,7 @@
 use super::args::TrainArgs;
 use super::{desk, print};
 use crate::config::load;
-use crate::engine::Services;
+use crate::engine::{Resume, Services};
 use crate::error::{Error, ExitCode, Result};
 use crate::event::{Event, EventKind, Level, RunFinished, RunStatus, StepRecord};
 use crate::plan;
@@ -20,15 +20,18 @@ use std::time::Duration;
 pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     let resume = args.resume.as_deref().map(checkpoint_to_resume).transpose()?;
     let mut config_args = args.config.clone();
+    let mut base = None;
     if let (Some((run_dir, _)), None) = (&resume, &config_args.config) {
-        config_args.config = Some(run_dir.join("config.toml"));
+        config_args.config = Some(run_dir.join(report::CONFIG_FILE));
+        base = report::started_in(run_dir);
     }
-    let loaded = config_args.loaded(None)?;
+    let loaded = config_args.loaded_from(None, base.as_deref())?;
     loaded.notes.iter().for_each(|n| print::progress(n));
     let config = loaded.config;
     let results = config.results.clone().unwrap_or_else(|| PathBuf::from("results"));
     let signals = Signals::install()?;
-    let mut desk = desk::real(results, &config, signals, resume.map(|(_, checkpoint)| checkpoint));
+    let resume = resume.map(|(_, checkpoint)| Resume { checkpoint, force: args.force });
+    let mut desk = desk::real(results, &config, signals, resume);
 
     let plan = desk.plan(&config)?;
     if args.dry_run {
@@ -53,7 +56,8 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     };
     let Some(run_dir) = lines.run_dir else {
         return if finished.status == RunStatus::Failed {
-            Err(Error::run(reason(&finished)))
+            print::progress(&format!("error: {}", reason(&finished)));
+            Ok(finished.exit_code())
         } else {
             Ok(say_end(&finished, None))
         };
@@ -112,15 +116,15 @@ fn say_end(finished: &RunFinished, run_dir: Option<&Path>) -> ExitCode {
     if let (Some(_), Some(dir)) = (&finished.checkpoint, run_dir) {
         resume += &format!("; go on with: train --resume {}", dir.display());
     }
-    let (text, code) = match finished.status {
+    let text = match finished.status {
         RunStatus::Finished => return ExitCode::Ok,
-        RunStatus::Running | RunStatus::Failed => (format!("failed: {}; {resume}", reason(finished)), ExitCode::Failed),
-        RunStatus::Stopped | RunStatus::Aborted => (format!("stopped; {resume}"), ExitCode::StoppedEarly),
-        RunStatus::Interrupted => (format!("interrupted; {resume}"), ExitCode::Interrupted),
-        RunStatus::Terminated => (format!("terminated; {resume}"), ExitCode::Terminated),
+        RunStatus::Running | RunStatus::Failed => format!("failed: {}; {resume}", reason(finished)),
+        RunStatus::Stopped | RunStatus::Aborted => format!("stopped; {resume}"),
+        RunStatus::Interrupted => format!("interrupted; {resume}"),
+        RunStatus::Terminated => format!("terminated; {resume}"),
     };
     print::progress(&text);
-    code
+    finished.exit_code()
 }
 
 /// Events as lines.

@@ -7,11 +7,11 @@
 use super::check::check;
 use super::keys::{self, Found, Key, Kind, SECTIONS};
 use super::size::{BYTES_EXPECTED, RESIDENT_EXPECTED, TERABYTES_EXPECTED, terabytes};
-use super::{ByteSize, Resident, RunConfig};
+use super::{ByteSize, Resident, RunConfig, paths};
 use crate::error::{Error, Result};
 use crate::text::clean;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// A loaded config and what the user should know about it (aliases taken, values replaced).
@@ -38,7 +38,21 @@ const LARGEST_FILE: u64 = 1 << 20;
 /// # Errors
 /// Unknown keys (names the nearest), wrong types (names key, value and what is expected), impossible values.
 pub fn load(file: Option<&Path>, env: &[(String, String)], sets: &[String]) -> Result<Loaded> {
-    let mut layers = Layers::default();
+    load_from(file, None, env, sets)
+}
+
+/// [`load`], for a file whose relative paths start at the folder `base`: those that lead somewhere from there are made
+/// absolute.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_from(
+    file: Option<&Path>,
+    base: Option<&Path>,
+    env: &[(String, String)],
+    sets: &[String],
+) -> Result<Loaded> {
+    let mut layers = Layers { base: base.map(Path::to_path_buf), ..Layers::default() };
     if let Some(path) = file {
         layers.file(path)?;
     }
@@ -114,6 +128,8 @@ struct Layers {
     /// Keys of the layer being read, and how they were written: twice in one layer is a mistake.
     seen: BTreeMap<String, String>,
     notes: Vec<String>,
+    /// Where relative paths of the file start, unless in the working folder.
+    base: Option<PathBuf>,
 }
 
 impl Layers {
@@ -160,7 +176,10 @@ impl Layers {
     /// A typed value from a file.
     fn value(&mut self, section: &str, name: &str, value: Value) -> Result<()> {
         let key = self.resolve(section, name, "")?;
-        let value = coerce(key, value)?;
+        let mut value = coerce(key, value)?;
+        if let Some(base) = self.base.as_ref().filter(|_| paths::KEYS.contains(&key.path().as_str())) {
+            value = paths::rebased(value, base);
+        }
         self.put(key, name, value)
     }
 

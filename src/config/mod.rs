@@ -5,6 +5,8 @@
 mod check;
 mod keys;
 pub mod load;
+mod paths;
+pub mod resume;
 pub mod size;
 
 pub use keys::nearest;

@@ -1,6 +1,7 @@
 //! Which rows train at which step: a seeded permutation per epoch, a pure function of (seed, epoch, step).
 //!
-//! The permutation is part of the file format of a run (resume relies on it), so it is fixed here: ChaCha8 (D. J.
+//! An epoch ends with its rows: its last step is short where they do not divide, as in transformers. The permutation is
+//! part of the file format of a run (resume relies on it), so it is fixed here: ChaCha8 (D. J.
 //! Bernstein, "ChaCha, a variant of Salsa20") with key = the 16 bytes `bstui/sampler/v1`, the seed and the epoch, both
 //! little-endian u64; then Fisher–Yates from the last place down, each place drawing `next_u64` until it falls below
 //! the largest multiple of the number of choices, so that no row is favoured.
@@ -25,33 +26,37 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Row indices of step `step` (from 0); wraps over epoch borders, every row once per epoch.
+    /// Steps of an epoch; the last one may be short.
+    #[must_use]
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.n_rows.div_ceil(self.rows_per_step.max(1)).max(1) as u64
+    }
+
+    /// Steps of `epochs` passes over the rows.
+    #[must_use]
+    pub fn steps(&self, epochs: f64) -> u64 {
+        (self.steps_per_epoch() as f64 * epochs).ceil() as u64
+    }
+
+    /// Row indices of step `step` (from 0): every row once per epoch, none of two epochs in one step.
     ///
-    /// Costs one permutation of all rows per epoch that the step touches (about 20 ms for a million rows).
+    /// Costs one permutation of all rows (about 20 ms for a million rows).
     #[must_use]
     pub fn rows(&self, step: u64) -> Vec<usize> {
         if self.n_rows == 0 {
             return Vec::new();
         }
-        let n = self.n_rows as u128;
-        // u128: step × rows_per_step may pass u64 for a step count taken from a hostile checkpoint.
-        let first = u128::from(step) * self.rows_per_step as u128;
-        let mut order: (u64, Vec<usize>) = (u64::MAX, Vec::new());
-        (first..first + self.rows_per_step as u128)
-            .map(|place| {
-                let epoch = (place / n) as u64;
-                if order.1.is_empty() || order.0 != epoch {
-                    order = (epoch, permutation(SAMPLER, self.seed, epoch, self.n_rows));
-                }
-                order.1[(place % n) as usize]
-            })
-            .collect()
+        let (epoch, within) = (step / self.steps_per_epoch(), step % self.steps_per_epoch());
+        let first = within as usize * self.rows_per_step;
+        let order = permutation(SAMPLER, self.seed, epoch, self.n_rows);
+        order[first..self.n_rows.min(first + self.rows_per_step)].to_vec()
     }
 
     /// Epochs done after `steps` steps.
     #[must_use]
     pub fn epoch(&self, steps: u64) -> f64 {
-        steps as f64 * self.rows_per_step as f64 / self.n_rows.max(1) as f64
+        let (whole, within) = (steps / self.steps_per_epoch(), steps % self.steps_per_epoch());
+        whole as f64 + within as f64 * self.rows_per_step as f64 / self.n_rows.max(1) as f64
     }
 }
 
@@ -117,23 +122,37 @@ mod tests {
     }
 
     #[test]
-    fn a_step_larger_than_the_set_wraps_over_epochs() {
-        let s = Sampler { n_rows: 3, rows_per_step: 7, seed: 5 };
-        let rows = s.rows(0);
-        assert_eq!(rows.len(), 7);
-        let mut first = rows[..3].to_vec();
-        first.sort_unstable();
-        assert_eq!(first, [0, 1, 2]);
-        let mut second = rows[3..6].to_vec();
-        second.sort_unstable();
-        assert_eq!(second, [0, 1, 2]);
+    fn case_fo_09_an_epoch_is_one_pass_and_has_the_steps_of_transformers() {
+        // (rows, rows a step, epochs) → steps, as `ceil(epochs * ceil(batches / accumulation))` gives them there.
+        for (n_rows, rows_per_step, epochs, steps) in [
+            (17, 16, 1.0, 2),
+            (3, 16, 1.0, 1),
+            (7, 4, 2.0, 4),
+            (20, 100, 3.0, 3),
+            (8, 4, 1.0, 2),
+            (8, 4, 1.5, 3),
+            (10, 4, 0.5, 2),
+        ] {
+            let s = Sampler { n_rows, rows_per_step, seed: 5 };
+            assert_eq!(s.steps(epochs), steps, "{n_rows} rows, {rows_per_step} a step, {epochs} epochs");
+            let trained: Vec<usize> = (0..s.steps(2.0)).flat_map(|i| s.rows(i)).collect();
+            assert_eq!(trained.len(), 2 * n_rows);
+            for epoch in trained.chunks(n_rows) {
+                let mut sorted = epoch.to_vec();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..n_rows).collect::<Vec<_>>());
+            }
+            assert_eq!((s.epoch(s.steps(1.0)), s.epoch(s.steps(2.0))), (1.0, 2.0));
+        }
+        let s = Sampler { n_rows: 7, rows_per_step: 4, seed: 5 };
+        assert_eq!([0, 1, 2, 3].map(|i| s.rows(i).len()), [4, 3, 4, 3]);
     }
 
     proptest! {
         #[test]
         fn every_row_once_per_epoch(n in 1usize..40, per_step in 1usize..9, seed: u64) {
             let s = Sampler { n_rows: n, rows_per_step: per_step, seed };
-            let steps = (3 * n).div_ceil(per_step) as u64;
+            let steps = 3 * s.steps_per_epoch();
             let stream: Vec<usize> = (0..steps).flat_map(|i| s.rows(i)).collect();
             for epoch in stream.chunks_exact(n).take(3) {
                 let mut sorted = epoch.to_vec();
@@ -154,7 +173,8 @@ mod tests {
         fn micro_batching_does_not_change_the_order(n in 1usize..30, seed: u64, k in 1usize..4) {
             let wide = Sampler { n_rows: n, rows_per_step: 2 * k, seed };
             let narrow = Sampler { n_rows: n, rows_per_step: k, seed };
-            let halves: Vec<usize> = narrow.rows(0).into_iter().chain(narrow.rows(1)).collect();
+            let second = if n > k { narrow.rows(1) } else { Vec::new() };
+            let halves: Vec<usize> = narrow.rows(0).into_iter().chain(second).collect();
             prop_assert_eq!(wide.rows(0), halves);
         }
 

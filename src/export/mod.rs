@@ -61,6 +61,13 @@ pub fn export_to(run_dir: &Path, kind: &str, dest: &Path) -> Result<PathBuf> {
     make(run_dir, kind, dest)
 }
 
+/// Whether the run has an adapter that adds nothing to its base: every B is zero.
+#[must_use]
+pub fn changes_nothing(run_dir: &Path) -> bool {
+    let read = adapter_dir(run_dir).and_then(|dir| adapter::read(&dir));
+    read.is_ok_and(|(_, tensors)| !adapter::changes_something(&tensors))
+}
+
 fn known(kind: &str) -> Result<()> {
     if KINDS.iter().any(|(name, _)| *name == kind) {
         return Ok(());

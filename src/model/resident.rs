@@ -44,17 +44,17 @@ struct Staging {
 
 impl Residents {
     /// Loads them for computing in `kind` on `device`; the head only if it stays there (`with_head`).
-    /// `progress(done, total)` in bytes.
+    /// `progress(done, total)` in bytes; its error ends the loading.
     ///
     /// # Errors
-    /// A read fails, or the device is out of memory.
+    /// A read fails, or the device is out of memory; what `progress` says.
     pub fn load(
         checkpoint: &Checkpoint,
         reader: &Reader,
         kind: Kind,
         device: Device,
         with_head: bool,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<Residents> {
         let head_info = checkpoint.head_tensor();
         let table = &checkpoint.tensors[checkpoint.embed];
@@ -62,12 +62,12 @@ impl Residents {
         let on_host = checkpoint.head.is_some() || !with_head;
         let total = if with_head { head_info.bytes } else { 0 } + if on_host { table.bytes } else { 0 };
         let mut done = 0;
-        let norm = to_device(&checkpoint.tensors[checkpoint.final_norm], reader, kind, device, &mut |_| {})?;
+        let norm = to_device(&checkpoint.tensors[checkpoint.final_norm], reader, kind, device, &mut |_| Ok(()))?;
         let mut head = None;
         if with_head {
             head = Some(to_device(head_info, reader, kind, device, &mut |n| {
                 done += n;
-                progress(done, total);
+                progress(done, total)
             })?);
         }
         let embedding = if on_host {
@@ -78,8 +78,7 @@ impl Residents {
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), rows.at(at), bytes.len()) };
                 at += bytes.len() as u64;
                 done += bytes.len() as u64;
-                progress(done, total);
-                Ok(())
+                progress(done, total)
             })?;
             let (vocab, hidden) = (table.shape[0] as i64, table.shape[1] as i64);
             Embedding::Host { rows, kind: kind_of(&table.dtype), hidden, vocab }
@@ -181,7 +180,7 @@ fn to_device(
     reader: &Reader,
     kind: Kind,
     device: Device,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<Tensor> {
     let stored = kind_of(&info.dtype);
     let shape: Vec<i64> = info.shape.iter().map(|&d| d as i64).collect();
@@ -193,7 +192,7 @@ fn to_device(
     // An element may straddle two pieces when the tensor starts at an odd offset.
     let mut rest: Vec<u8> = Vec::new();
     reader.read_range(info.file, info.offset, info.bytes, &mut |bytes| {
-        progress(bytes.len() as u64);
+        progress(bytes.len() as u64)?;
         rest.extend_from_slice(bytes);
         let whole = rest.len() / size as usize;
         let piece = Tensor::f_from_data_size(&rest[..whole * size as usize], &[whole as i64], stored)?;

@@ -26,7 +26,7 @@ mod write;
 pub use compare::{Comparison, MAX_WIDTH, compare};
 pub use env::{environment, tool};
 pub use past::past;
-pub use record::{CONFIG_FILE, ENV_FILE, METRICS_FILE, PLAN_FILE, Recorder};
+pub use record::{CONFIG_FILE, ENV_FILE, METRICS_FILE, PLAN_FILE, Recorder, started_in};
 pub use replay::{EVENTS_FILE, Recording, Replay, Timed, read_events, replay};
 pub use runs::{list, load, new_run_dir, with_ledger};
 pub use summary::{comparable, summary};

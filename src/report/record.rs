@@ -23,6 +23,9 @@ pub const ENV_FILE: &str = "env.json";
 /// Step and evaluation lines with TRL's names, for other programs' plots.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
+/// Key of `env.json`: the folder that the program was started in, from the run's folder.
+const STARTED_IN: &str = "started_in";
+
 /// Asks the drive what it has written in its life (`written`, `life_used`), once, when the run is over.
 pub type DriveSource = Box<dyn FnOnce() -> Value + Send>;
 
@@ -70,17 +73,22 @@ impl Recorder {
     /// The disk refuses, or another process is recording into `dir`.
     pub fn create(dir: &Path, config: &RunConfig, plan: &PlanReport, env: &Value) -> Result<Recorder> {
         fs::create_dir_all(dir).map_err(|e| Error::io("create", dir, e))?;
-        let events_path = dir.join(EVENTS_FILE);
-        let events = open_lines(&events_path, true)?;
-        let metrics = open_lines(&dir.join(METRICS_FILE), false)?;
-        let scrub = Scrubber::new(dir);
-        let text = toml::to_string_pretty(config).map_err(|e| Error::usage(format!("cannot write the config: {e}")))?;
-        let plan = serde_json::to_value(plan).map_err(|e| Error::run(format!("cannot write the plan: {e}")))?;
-        let pending =
-            Pending { config: text, plan: scrub.json(plan), env: scrub.json(env.clone()), events: Vec::new() };
         let resumed = dir.join(CONFIG_FILE).exists();
+        let events_path = dir.join(EVENTS_FILE);
+        let mut events = open_lines(&events_path, true)?;
+        let mut metrics = open_lines(&dir.join(METRICS_FILE), false)?;
+        let scrub = Scrubber::new(dir);
+        let (text, started_in) = portable(dir, config)?;
+        let mut env = env.clone();
+        if let (Some(env), Some(folder)) = (env.as_object_mut(), started_in) {
+            env.insert(STARTED_IN.into(), json!(folder));
+        }
+        let plan = serde_json::to_value(plan).map_err(|e| Error::run(format!("cannot write the plan: {e}")))?;
+        let pending = Pending { config: text, plan: scrub.json(plan), env: scrub.json(env), events: Vec::new() };
         if !resumed {
             pending.write(dir)?;
+            mend(&mut events, &events_path)?;
+            mend(&mut metrics, &dir.join(METRICS_FILE))?;
         }
         let mut earlier = BTreeMap::new();
         let mut epoch = 0.0;
@@ -128,6 +136,9 @@ impl Recorder {
                 return Ok(());
             }
             pending.write(&self.dir)?;
+            for (file, name) in [(&mut self.events, EVENTS_FILE), (&mut self.metrics, METRICS_FILE)] {
+                mend(file, &self.dir.join(name))?;
+            }
             pending.events.iter().try_for_each(|e| self.record(e))?;
         }
         match &event.kind {
@@ -230,9 +241,8 @@ impl Recorder {
 
     fn line(&mut self, name: &str, line: &Value) -> Result<()> {
         let file = if name == EVENTS_FILE { &mut self.events } else { &mut self.metrics };
-        file.write_all(format!("{line}\n").as_bytes()).map_err(|e| {
-            Error::io("write", &self.dir.join(name), e).next("free some space; the last checkpoint stands")
-        })
+        file.write_all(format!("{line}\n").as_bytes())
+            .map_err(|e| Error::io("write", &self.dir.join(name), e).next("free some space"))
     }
 }
 
@@ -275,9 +285,9 @@ fn step_line(s: &StepRecord, num_tokens: u64) -> Value {
     })
 }
 
-/// Opens a file of lines for appending; a last line that a crash cut off is taken away first.
+/// Opens a file of lines for appending.
 fn open_lines(path: &Path, lock: bool) -> Result<File> {
-    let mut file =
+    let file =
         OpenOptions::new().read(true).append(true).create(true).open(path).map_err(|e| Error::io("open", path, e))?;
     if lock {
         match file.try_lock() {
@@ -289,9 +299,36 @@ fn open_lines(path: &Path, lock: bool) -> Result<File> {
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
     }
-    let kept = whole_lines(&mut file).map_err(|e| Error::io("read", path, e))?;
-    file.set_len(kept).map_err(|e| Error::io("mend", path, e))?;
     Ok(file)
+}
+
+/// Takes away a last line that a crash cut off.
+fn mend(file: &mut File, path: &Path) -> Result<()> {
+    let kept = whole_lines(file).map_err(|e| Error::io("read", path, e))?;
+    file.set_len(kept).map_err(|e| Error::io("mend", path, e))
+}
+
+/// The config as it is kept for a resume, which may be asked for from another folder, and the folder that its relative
+/// paths start at, told from the run's. Where that is none of the run's own parents it would name this machine's
+/// folders: then the paths are kept absolute instead, since the config alone may name them.
+fn portable(dir: &Path, config: &RunConfig) -> Result<(String, Option<PathBuf>)> {
+    let here = std::env::current_dir().ok();
+    let real = dir.canonicalize().ok();
+    let above = here.as_ref().zip(real.as_ref()).and_then(|(here, real)| real.strip_prefix(here).ok());
+    let started_in = above.map(|inside| inside.iter().map(|_| "..").collect());
+    let kept = match (&started_in, &here) {
+        (None, Some(here)) => config.from_folder(here),
+        _ => config.clone(),
+    };
+    let text = toml::to_string_pretty(&kept).map_err(|e| Error::usage(format!("cannot write the config: {e}")))?;
+    Ok((text, started_in))
+}
+
+/// The folder that relative paths in the config of the run in `dir` start at; `None` where it is not known.
+#[must_use]
+pub fn started_in(dir: &Path) -> Option<PathBuf> {
+    let env: Value = serde_json::from_slice(&fs::read(dir.join(ENV_FILE)).ok()?).ok()?;
+    dir.join(env[STARTED_IN].as_str()?).canonicalize().ok()
 }
 
 /// Bytes up to and with the last newline.

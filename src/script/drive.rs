@@ -7,7 +7,6 @@ use crate::engine::Services;
 use crate::error::{Error, ExitCode};
 use crate::event::{Event, EventKind, Level, RunStatus};
 use crate::plan::Verdict;
-use crate::ui::app::exit_code;
 use crate::ui::keys::{self, Action};
 use crate::ui::run::status_word;
 use crate::ui::screens::plan::chosen;
@@ -341,7 +340,7 @@ impl Driver<'_> {
                 format!("{}: {} {}", s.name, s.total, s.unit)
             }
             EventKind::Finished(f) => {
-                self.finished = Some(exit_code(f));
+                self.finished = Some(f.exit_code());
                 self.session.app.run.ending().join("\n")
             }
             _ => return,

@@ -1,10 +1,13 @@
 //! The trainer: walks the blocks forward and back, updates the adapter, saves, resumes, and says what it does.
 
+mod apart;
 mod bound;
 mod inputs;
+mod learned;
 mod loss;
 mod open;
 pub mod optim;
+mod resume;
 mod retry;
 pub mod save;
 pub mod schedule;

@@ -1,20 +1,23 @@
 //! Opening a run: checkpoint, data, plan and device become a walk that can step.
 
+use super::apart::apart;
 use super::optim::AdamW;
+use super::resume;
 use super::save::{self, TrainerState};
 use super::schedule::Schedule;
-use super::telemetry::Telemetry;
+use super::telemetry::{Stages, Telemetry};
 use super::trainer::{Run, notice};
 use super::walk::BlockWalk;
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
 use crate::config::LoraSection;
+use crate::config::resume::settings;
 use crate::data::{self, Dataset, Sampler};
 use crate::device::{nvml, shim};
 use crate::engine::{Control, EventSink, Job, Stop};
 use crate::error::{Error, Result};
-use crate::event::{EVENT_SCHEMA, EventKind, Level, RunStarted, Stage, StreamStats};
+use crate::event::{EVENT_SCHEMA, EventKind, Level, RunStarted, StreamStats};
 use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
 use crate::plan::{ModePlan, lowest_trainable, past_positions};
 use crate::store::Reader;
@@ -35,45 +38,62 @@ impl<'a> Run<'a> {
         let device = choose_device(&config.train.device, job.plan.machine.gpu.is_some())?;
         shim::set_deterministic(config.train.deterministic);
         let kind = compute_kind(&checkpoint, device);
-        let lora = scaled_as_trained(job, &sink)?;
-        let layout = AdapterLayout::new(&checkpoint, &lora)?;
-
-        let to_stage = |s: Stage| sink.send(EventKind::Stage(s));
-        let restored = job.resume.as_deref().map(|dir| save::load(dir, &layout)).transpose()?;
-        let date = restored.as_ref().map(|(_, old)| old.template_date.as_str()).filter(|d| !d.is_empty());
         let stop = || control.check(Stop::AfterStep);
-        let data = data::prepare_dated(config, &checkpoint, date, &mut |s| to_stage(s), &stop)?;
-        stop()?;
         let rows_per_step = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps;
-        let sampler = Sampler { n_rows: data.train.len(), rows_per_step, seed: config.train.seed };
-        let steps_total = match config.train.max_steps {
-            0 => (data.train.len() as f64 * config.train.num_train_epochs / rows_per_step as f64).ceil() as u64,
-            n => n,
-        };
-
         let mut state = TrainerState {
-            max_steps: steps_total,
             seed: config.train.seed,
             base_fingerprint: checkpoint.fingerprint.clone(),
-            data_sha256: data.facts.sha256.clone(),
             rows_per_step,
-            template_date: data.facts.template_date.clone(),
+            settings: settings(config),
             ..TrainerState::default()
         };
+        let old = job.resume.as_ref().map(|r| save::state(&r.checkpoint, &stop)).transpose()?;
+        let force = job.resume.as_ref().is_some_and(|r| r.force);
+        let told = |lines: Vec<resume::Line>| lines.into_iter().for_each(|(level, text)| notice(&sink, level, text));
+        if let Some(old) = &old {
+            told(resume::settings(old, &state, force)?);
+        }
+        let lora = scaled_as_trained(job, old.as_ref(), &state, &sink)?;
+        let layout = AdapterLayout::new(&checkpoint, &lora)?;
+        let restored = job.resume.as_ref().map(|r| save::tensors(&r.checkpoint, &layout)).transpose()?;
+
+        let date = old.as_ref().map(|old| old.template_date.clone()).filter(|d| !d.is_empty());
+        let data = read_data(job, &checkpoint, date, &sink, &control)?;
+        let sampler = Sampler { n_rows: data.train.len(), rows_per_step, seed: config.train.seed };
+        let steps_total = match config.train.max_steps {
+            0 => sampler.steps(config.train.num_train_epochs),
+            n => n,
+        };
+        state.max_steps = steps_total;
+        resume::know_rows(&mut state, &data, &stop)?;
         let params = match (&restored, &config.lora.init_from) {
-            (Some((t, _)), _) => t.params.clone(),
+            (Some(t), _) => t.params.clone(),
             (None, Some(dir)) => layout.from_peft(&adapter::read(dir)?.1)?,
             (None, None) => layout.init(config.train.seed),
         };
-        if let Some((_, old)) = &restored {
-            for line in check_resume(old, &state)? {
-                notice(&sink, Level::Warn, line);
+        if let Some(old) = &old {
+            told(resume::rows(old, &state, force)?);
+            if old.settings.is_empty() && !sampler.n_rows.is_multiple_of(rows_per_step) {
+                let text = "this run was started by a version whose steps went over the ends of epochs; now an epoch's \
+                            last step is short, so some rows of this epoch may come twice or not at all";
+                notice(&sink, Level::Warn, text.into());
             }
-            state = TrainerState { max_steps: steps_total, ..old.clone() };
+            state = state.going_on_from(old);
+        }
+        if rows_per_step > sampler.n_rows {
+            let text = format!(
+                "a step takes {rows_per_step} rows and there are {} to train: each epoch is one step over all of them",
+                sampler.n_rows
+            );
+            notice(&sink, Level::Warn, text);
         }
 
         let schedule = Schedule::new(&config.train, steps_total)?;
         let reader = Reader::open(&checkpoint, Duration::ZERO)?;
+        // From `Started` on the folder changes; before it nothing of this process's own lies there.
+        if old.is_some() {
+            save::sweep(&job.run_dir);
+        }
         let facts = RunFacts { job, checkpoint: &checkpoint, device, kind, layout: &layout, data: &data };
         sink.send(EventKind::Started(facts.started(plan, state.global_step, steps_total, reader.describe())));
         // What was taken, ignored or passed over of the model belongs in the report, which keeps warnings.
@@ -90,7 +110,7 @@ impl<'a> Run<'a> {
         }
 
         let setup = StreamSetup { control: control.clone(), ..StreamSetup::of(plan, &config.stream).on(device)? };
-        let mut stage = Stages { sink: sink.as_ref(), last: 0 };
+        let mut stage = Stages::new(sink.as_ref());
         let streamer =
             Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
         if let Some(note) = streamer.pin_note() {
@@ -100,6 +120,7 @@ impl<'a> Run<'a> {
         let with_head = plan.stream.head.is_none();
         let residents = Residents::load(&checkpoint, streamer.reader(), kind, device, with_head, &mut |d, t| {
             stage.bytes("loading head and embedding", d, t);
+            stop()
         })?;
         #[cfg(feature = "cuda")]
         let residents = match &setup.gpu {
@@ -109,7 +130,7 @@ impl<'a> Run<'a> {
         let adapter_config = adapter_config(job, &lora, &checkpoint);
         let adapter = Adapter::new(layout, &params, kind, device);
         let mut adam = AdamW::new(&adapter.flat, config.train.weight_decay);
-        if let Some((t, old)) = &restored {
+        if let (Some(t), Some(old)) = (&restored, &old) {
             adam.m = Tensor::from_slice(&t.m).to_device(device);
             adam.v = Tensor::from_slice(&t.v).to_device(device);
             adam.updates = old.optimizer_updates;
@@ -130,7 +151,7 @@ impl<'a> Run<'a> {
             notice(&sink, Level::Warn, format!("kernels: {}; steps are slower", walk.kernels.describe()));
         }
         // Nothing can refuse any more: the folder may change.
-        if restored.is_some()
+        if old.is_some()
             && let Some(aside) = save::set_aside_later(&job.run_dir, state.global_step)?
         {
             let (step, aside) = (state.global_step, aside.display());
@@ -159,8 +180,8 @@ impl<'a> Run<'a> {
             gpu,
             gauges,
             vram_before,
-            newest: job.resume.clone(),
-            saved_step: restored.as_ref().map(|(_, old)| old.global_step),
+            newest: job.resume.as_ref().map(|r| r.checkpoint.clone()),
+            saved_step: old.as_ref().map(|old| old.global_step),
             whole: true,
             next: None,
             too_large: usize::MAX,
@@ -169,19 +190,21 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Stage events at most every 64 MB, and always the last one.
-struct Stages<'a> {
-    sink: &'a dyn EventSink,
-    last: u64,
-}
-
-impl Stages<'_> {
-    fn bytes(&mut self, name: &str, done: u64, total: u64) {
-        if done >= total || done.saturating_sub(self.last) >= 64_000_000 || done < self.last {
-            self.last = done;
-            self.sink.send(EventKind::Stage(Stage { name: name.into(), done, total, unit: "bytes".into() }));
-        }
-    }
+/// Reads the data on a thread of its own: a long row's tokens, or a drive that hangs, must not keep a stop waiting.
+fn read_data(
+    job: &Job,
+    checkpoint: &Checkpoint,
+    date: Option<String>,
+    sink: &Arc<dyn EventSink>,
+    control: &Control,
+) -> Result<Dataset> {
+    let (config, checkpoint, heard) = (job.config.clone(), checkpoint.clone(), control.clone());
+    let stop = || control.check(Stop::AfterStep);
+    let data = apart("data", &stop, &mut |s| sink.send(EventKind::Stage(s)), move |stage| {
+        data::prepare_dated(&config, &checkpoint, date.as_deref(), stage, &|| heard.check(Stop::AfterStep))
+    })?;
+    stop()?;
+    Ok(data)
 }
 
 /// `auto` takes a GPU when libtorch can use one and the plan was made for one.
@@ -194,84 +217,29 @@ fn choose_device(wanted: &str, planned_gpu: bool) -> Result<Device> {
     }
 }
 
-/// What may not differ on resume is an error; what may is a line for the log.
-fn check_resume(old: &TrainerState, new: &TrainerState) -> Result<Vec<String>> {
-    let comparable = old.base_fingerprint.starts_with("c1-");
-    if comparable && old.base_fingerprint != new.base_fingerprint {
-        return Err(Error::checkpoint("the base checkpoint is not the one this run was started on")
-            .next("restore its files, or start a new run with lora.init_from = the run's adapter"));
+/// The `[lora]` section with the factor (alpha, rsLoRA) of the adapter that is trained further, unless another was forced.
+fn scaled_as_trained(
+    job: &Job,
+    old: Option<&TrainerState>,
+    new: &TrainerState,
+    sink: &Arc<dyn EventSink>,
+) -> Result<LoraSection> {
+    let lora = &job.config.lora;
+    if old.is_some_and(|old| resume::another_function(old, new)) {
+        return Ok(lora.clone());
     }
-    let rows = |s: &TrainerState| s.rows_per_step as u64;
-    for (what, was, is) in
-        [("train.seed", old.seed, new.seed), ("rows per step (batch size × accumulation)", rows(old), rows(new))]
-    {
-        if was != is {
-            return Err(Error::usage(format!(
-                "{what} was {was} in this run and is {is} now; its curve could not continue"
-            ))
-            .next("use the run's own config"));
-        }
-    }
-    if new.max_steps < old.global_step {
-        return Err(Error::usage(format!(
-            "{} steps are asked for, but the run has done {} already",
-            new.max_steps, old.global_step
-        ))
-        .next("ask for more with --max-steps, or resume an earlier checkpoint"));
-    }
-    let mut lines = Vec::new();
-    if !comparable {
-        lines
-            .push("this run was started by an older version: whether the base is still the same cannot be told".into());
-    }
-    if old.data_sha256 != new.data_sha256 {
-        lines
-            .push("the data files have changed since this run was started: the curve will not continue exactly".into());
-    }
-    if old.max_steps != new.max_steps {
-        lines.push(format!(
-            "the run was planned for {} steps and now has {}: the learning-rate schedule is stretched over all {}",
-            old.max_steps, new.max_steps, new.max_steps
-        ));
-    }
-    Ok(lines)
-}
-
-/// The `[lora]` section with the factor (alpha, rsLoRA) of the adapter that is trained further: its tensors mean
-/// something else under another factor.
-fn scaled_as_trained(job: &Job, sink: &Arc<dyn EventSink>) -> Result<LoraSection> {
-    let mut lora = job.config.lora.clone();
-    let Some(dir) = job.resume.as_ref().or(lora.init_from.as_ref()) else { return Ok(lora) };
-    let (old, _) = adapter::read(dir)?;
-    if !(0.0..=f64::from(f32::MAX)).contains(&old.lora_alpha) {
-        return Err(Error::checkpoint(format!(
-            "the adapter in '{}' has lora_alpha = {}",
-            dir.display(),
-            old.lora_alpha
-        ))
-        .next("correct its adapter_config.json; twice the rank is usual"));
-    }
-    let asked = (lora.alpha, lora.rslora);
-    (lora.alpha, lora.rslora) = (old.lora_alpha, old.use_rslora);
-    if asked == (lora.alpha, lora.rslora) {
-        return Ok(lora);
-    }
-    let (was, is) = (
-        format!("lora.alpha = {} and lora.rslora = {}", lora.alpha, lora.rslora),
-        format!("lora.alpha = {} and lora.rslora = {}", asked.0, asked.1),
-    );
+    let Some(dir) = job.resume.as_ref().map(|r| &r.checkpoint).or(lora.init_from.as_ref()) else {
+        return Ok(lora.clone());
+    };
+    let (own, other) = resume::scaled_as(lora, &adapter::read(dir)?.0)?;
+    let Some(other) = other else { return Ok(own) };
     // A run that began with an adapter has that adapter's factor, whatever its config says.
     if lora.init_from.is_some() {
-        let dir = dir.display();
-        notice(
-            sink,
-            Level::Warn,
-            format!("the adapter in '{dir}' was trained with {was}; the config's {is} are not used"),
-        );
-        return Ok(lora);
+        notice(sink, Level::Warn, format!("the adapter in '{}' {other}, which is not used", dir.display()));
+    } else if old.is_some_and(|old| old.settings.is_empty()) {
+        return Err(Error::usage(format!("this run {other}")).next("set them back, or start a new run"));
     }
-    Err(Error::usage(format!("this run was trained with {was}, and the config now says {is}"))
-        .next("set them back, or start a new run with lora.init_from = the run's adapter"))
+    Ok(own)
 }
 
 fn adapter_config(job: &Job, lora: &LoraSection, checkpoint: &Checkpoint) -> AdapterConfig {

@@ -7,6 +7,7 @@
 use crate::checkpoint::Dtype;
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::write::{Declared, SafetensorsFile};
+use crate::config::resume::Settings;
 use crate::error::{Error, Result};
 use crate::event::StepRecord;
 use crate::files;
@@ -14,6 +15,7 @@ use crate::model::AdapterLayout;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Version of `checkpoint.json`.
@@ -44,9 +46,31 @@ pub struct TrainerState {
     pub rows_per_step: usize,
     /// Date the chat template saw: a resume on another day must see the same.
     pub template_date: String,
+    /// SHA-256 of the training rows as tokens, and of the held-out ones. Empty in older checkpoints.
+    #[serde(default)]
+    pub rows_sha256: String,
+    /// As `rows_sha256`.
+    #[serde(default)]
+    pub eval_sha256: String,
+    /// Every setting of the run. Empty in older checkpoints.
+    #[serde(default)]
+    pub settings: Settings,
 }
 
 impl TrainerState {
+    /// The same, after the steps that `old` has done.
+    #[must_use]
+    pub fn going_on_from(self, old: &TrainerState) -> TrainerState {
+        TrainerState {
+            epoch: old.epoch,
+            global_step: old.global_step,
+            num_input_tokens_seen: old.num_input_tokens_seen,
+            log_history: old.log_history.clone(),
+            optimizer_updates: old.optimizer_updates,
+            ..self
+        }
+    }
+
     /// Adds a finished step.
     pub fn log(&mut self, s: &StepRecord) {
         let finite = |x: f64| if x.is_finite() { serde_json::json!(x) } else { serde_json::Value::Null };
@@ -84,22 +108,26 @@ pub struct Tensors {
     pub v: Vec<f32>,
 }
 
+/// Told how many bytes more are written; an error ends the work.
+pub type Told<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
+
 /// Writes `checkpoint-<step>` under `run_dir`; returns its path and bytes.
 ///
 /// # Errors
-/// The disk refuses; an earlier checkpoint is untouched and the temporary folder is removed.
+/// The disk refuses, or what `told` says; an earlier checkpoint is untouched and the temporary folder is removed.
 pub fn save(
     run_dir: &Path,
     config: &AdapterConfig,
     layout: &AdapterLayout,
     tensors: &Tensors,
     state: &TrainerState,
+    told: Told<'_>,
 ) -> Result<(PathBuf, u64)> {
     let name = format!("checkpoint-{}", state.global_step);
     let (tmp, path) = (run_dir.join(format!("{name}.tmp")), run_dir.join(name));
     let _ = std::fs::remove_dir_all(&tmp);
     std::fs::create_dir(&tmp).map_err(|e| Error::io("create", &tmp, e))?;
-    let written = fill(&tmp, config, layout, tensors, state).and_then(|bytes| {
+    let written = fill(&tmp, config, layout, tensors, state, told).and_then(|bytes| {
         put(&tmp, &path, run_dir)?;
         Ok(bytes)
     });
@@ -145,15 +173,16 @@ fn fill(
     layout: &AdapterLayout,
     tensors: &Tensors,
     state: &TrainerState,
+    told: Told<'_>,
 ) -> Result<u64> {
-    adapter::write(dir, config, &layout.to_peft(&tensors.params))?;
-    write_moments(&dir.join("optimizer.safetensors"), layout, tensors)?;
+    told(adapter::write(dir, config, &layout.to_peft(&tensors.params))?)?;
+    write_moments(&dir.join("optimizer.safetensors"), layout, tensors, told)?;
     let json = |v: &TrainerState| serde_json::to_vec_pretty(v).map_err(|e| Error::run(format!("trainer state: {e}")));
     files::replace(&dir.join("trainer_state.json"), &json(state)?)?;
     let mut manifest = Manifest { schema: SCHEMA, step: state.global_step, files: BTreeMap::new() };
     let mut total = 0;
     for file in ["adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "trainer_state.json"] {
-        let facts = facts(&dir.join(file))?;
+        let facts = facts(&dir.join(file), &mut || told(0))?;
         total += facts.bytes;
         manifest.files.insert(file.into(), facts);
     }
@@ -163,17 +192,28 @@ fn fill(
     Ok(total + text.len() as u64)
 }
 
-fn facts(path: &Path) -> Result<FileFacts> {
-    let bytes = std::fs::read(path).map_err(|e| Error::io("read back", path, e))?;
-    let hash: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
-    Ok(FileFacts { bytes: bytes.len() as u64, sha256: hash })
+/// Size and hash of a file; `stop` is asked before each piece.
+fn facts(path: &Path, stop: &mut dyn FnMut() -> Result<()>) -> Result<FileFacts> {
+    let failed = |e| Error::io("read back", path, e);
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let (mut hash, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; 4 << 20]);
+    loop {
+        stop()?;
+        let n = file.read(&mut piece).map_err(failed)?;
+        if n == 0 {
+            let sha256 = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+            return Ok(FileFacts { bytes, sha256 });
+        }
+        hash.update(&piece[..n]);
+        bytes += n as u64;
+    }
 }
 
 fn le_bytes(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-fn write_moments(path: &Path, layout: &AdapterLayout, tensors: &Tensors) -> Result<()> {
+fn write_moments(path: &Path, layout: &AdapterLayout, tensors: &Tensors, told: Told<'_>) -> Result<()> {
     let (m, v) = (layout.to_peft(&tensors.m), layout.to_peft(&tensors.v));
     let named: Vec<_> = m
         .iter()
@@ -189,18 +229,30 @@ fn write_moments(path: &Path, layout: &AdapterLayout, tensors: &Tensors) -> Resu
         .collect();
     let mut file = SafetensorsFile::create(path, &declared, &[])?;
     for (name, t) in &named {
-        file.tensor(name, &le_bytes(&t.data))?;
+        let bytes = le_bytes(&t.data);
+        file.tensor(name, &bytes)?;
+        told(bytes.len() as u64)?;
     }
     file.finish()?;
     Ok(())
 }
 
-/// Reads a checkpoint back after checking every file against its manifest.
+/// What a checkpoint says of its run, after checking every file against its manifest; `stop` is asked meanwhile.
 ///
 /// # Errors
-/// Anything is missing, cut or changed; the adapter has another shape.
-pub fn load(dir: &Path, layout: &AdapterLayout) -> Result<(Tensors, TrainerState)> {
-    check(dir)?;
+/// Anything is missing, cut or changed; what `stop` says.
+pub fn state(dir: &Path, stop: &dyn Fn() -> Result<()>) -> Result<TrainerState> {
+    check_while(dir, stop)?;
+    let path = dir.join("trainer_state.json");
+    let text = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::checkpoint(format!("'{}': {e}", path.display())))
+}
+
+/// The tensors of a checkpoint that has been checked, in `layout`.
+///
+/// # Errors
+/// A file can't be read; the adapter has another shape.
+pub fn tensors(dir: &Path, layout: &AdapterLayout) -> Result<Tensors> {
     let (_, params) = adapter::read(dir)?;
     let path = dir.join("optimizer.safetensors");
     let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
@@ -223,11 +275,7 @@ pub fn load(dir: &Path, layout: &AdapterLayout) -> Result<(Tensors, TrainerState
             .collect::<Result<Vec<_>>>()?;
         layout.from_peft(&tensors)
     };
-    let tensors = Tensors { params: layout.from_peft(&params)?, m: moments("exp_avg")?, v: moments("exp_avg_sq")? };
-    let path = dir.join("trainer_state.json");
-    let text = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let state = serde_json::from_slice(&text).map_err(|e| Error::checkpoint(format!("'{}': {e}", path.display())))?;
-    Ok((tensors, state))
+    Ok(Tensors { params: layout.from_peft(&params)?, m: moments("exp_avg")?, v: moments("exp_avg_sq")? })
 }
 
 /// Checks a checkpoint folder against its manifest.
@@ -235,6 +283,10 @@ pub fn load(dir: &Path, layout: &AdapterLayout) -> Result<(Tensors, TrainerState
 /// # Errors
 /// What is missing, cut or changed.
 pub fn check(dir: &Path) -> Result<u64> {
+    check_while(dir, &|| Ok(()))
+}
+
+fn check_while(dir: &Path, stop: &dyn Fn() -> Result<()>) -> Result<u64> {
     let path = dir.join("checkpoint.json");
     let text = std::fs::read(&path)
         .map_err(|e| Error::io("read", &path, e).next("the checkpoint is incomplete; use an earlier one"))?;
@@ -242,7 +294,7 @@ pub fn check(dir: &Path) -> Result<u64> {
         Error::checkpoint(format!("'{}' is damaged: {e}", path.display())).next("use an earlier checkpoint")
     })?;
     for (name, want) in &manifest.files {
-        let got = facts(&dir.join(name))?;
+        let got = facts(&dir.join(name), &mut || stop())?;
         if got != *want {
             return Err(Error::checkpoint(format!(
                 "'{}' is damaged: {} bytes, {} expected, or other content",
@@ -305,6 +357,25 @@ pub fn set_aside_later(run_dir: &Path, step: u64) -> Result<Option<PathBuf>> {
     Ok(Some(aside))
 }
 
+/// Clears away what a killed process left half-written in `run_dir`. A whole folder that was only moved out of the way of
+/// its successor gets its name back where that never came.
+pub fn sweep(run_dir: &Path) {
+    for entry in std::fs::read_dir(run_dir).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let Some(stem) = name.to_str().and_then(|n| n.strip_suffix(".tmp")) else { continue };
+        let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
+        // What can't be cleared away costs space, not correctness.
+        let _ = match stem.strip_suffix(".old") {
+            Some(whole) if is_dir && !run_dir.join(whole).exists() => std::fs::rename(&path, run_dir.join(whole)),
+            _ if is_dir && (stem.starts_with("checkpoint-") || stem.starts_with("adapter")) => {
+                std::fs::remove_dir_all(&path)
+            }
+            _ if !is_dir && stem.starts_with('.') => std::fs::remove_file(&path),
+            _ => Ok(()),
+        };
+    }
+}
+
 /// Deletes the oldest checkpoints beyond `keep` (0 keeps all), never `written`, the one just completed.
 pub fn prune(run_dir: &Path, keep: usize, written: &Path) {
     let mut all = list(run_dir);
@@ -355,5 +426,35 @@ mod tests {
         put(&tmp, &path, dir.path()).unwrap();
         assert_eq!(std::fs::read_to_string(path.join("file")).unwrap(), "new");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn case_fo_37b_what_a_kill_left_half_written_is_swept_and_what_is_whole_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for folder in [
+            "checkpoint-4",
+            "checkpoint-4.old.tmp",
+            "checkpoint-6.old.tmp",
+            "checkpoint-8.tmp",
+            "adapter.tmp",
+            "my.tmp",
+        ] {
+            std::fs::create_dir(at(folder)).unwrap();
+            std::fs::write(at(folder).join("file"), folder).unwrap();
+        }
+        for file in [".report.json.77-3.tmp", "notes.tmp", "metrics.jsonl"] {
+            std::fs::write(at(file), "").unwrap();
+        }
+        sweep(dir.path());
+        let mut left: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        assert_eq!(left, ["checkpoint-4", "checkpoint-6", "metrics.jsonl", "my.tmp", "notes.tmp"]);
+        let text = |name: &str| std::fs::read_to_string(at(name).join("file")).unwrap();
+        assert_eq!(
+            (text("checkpoint-4"), text("checkpoint-6")),
+            ("checkpoint-4".into(), "checkpoint-6.old.tmp".into())
+        );
     }
 }

@@ -1,13 +1,15 @@
 //! The training run: prepare, measure, step, save, measure again.
 
 use super::bound::bound;
+use super::learned;
 use super::optim::{self, AdamW};
 use super::retry::{below, with_halves};
 use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
-use super::telemetry::Telemetry;
+use super::telemetry::{Stages, Telemetry};
 use super::walk::{BlockWalk, QueuedStep, StepContext, StepLoss};
-use crate::checkpoint::adapter::AdapterConfig;
+use crate::checkpoint;
+use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::clock::Clock;
 use crate::data::collate::{Batch, micro_batches};
 use crate::data::{Dataset, Row, Sampler};
@@ -40,8 +42,8 @@ impl Engine for Trainer {
             Err(e) if e.is_stop() => Ok(Outcome {
                 status: RunStatus::Stopped,
                 reason: None,
-                step: job.resume.as_deref().and_then(save::step_of).unwrap_or(0),
-                checkpoint: job.resume.clone(),
+                step: job.resume.as_ref().and_then(|r| save::step_of(&r.checkpoint)).unwrap_or(0),
+                checkpoint: job.resume.as_ref().map(|r| r.checkpoint.clone()),
                 vram: VramFigures::default(),
                 stats: StreamStats::default(),
                 residency_peak: 0,
@@ -110,10 +112,9 @@ impl Run<'_> {
             let step = record.step;
             self.sink.send(EventKind::Step(record));
             if skipped_in_a_row >= SKIPS_ALLOWED {
-                return Err(Error::run(format!(
+                return Err(self.why_skipped(format!(
                     "{skipped_in_a_row} steps in a row had a loss or gradient that is not finite (last: step {step})"
-                ))
-                .next("lower learning_rate, or check the data near these rows"));
+                )));
             }
             let total = self.steps_total;
             let due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
@@ -125,8 +126,36 @@ impl Run<'_> {
             }
         }
         self.control.check(Stop::AtOnce)?;
+        if self.adam.updates == 0 {
+            return Err(self.why_skipped(format!("nothing was learned: all {} steps were skipped", self.steps_total)));
+        }
         self.save_once()?;
         self.evaluate()
+    }
+
+    /// The error of a run whose steps are skipped, `what`. An adapter that changes nothing yet can't be at fault: then
+    /// the base is looked through.
+    fn why_skipped(&mut self, what: String) -> Error {
+        let sink = self.sink.clone();
+        let mut stage = Stages::new(sink.as_ref());
+        let control = self.control.clone();
+        let mut told = |done, total| {
+            stage.bytes("looking for weights that are not finite", done, total);
+            control.check(Stop::AfterStep)
+        };
+        let looked = (|| {
+            if self.changes_something(&self.walk.adapter.to_host()?) {
+                return Ok(None);
+            }
+            self.walk.abandon()?;
+            let base = checkpoint::open(&checkpoint::resolve(&self.job.config.model.path)?)?;
+            learned::fault_of_base(&base, self.walk.streamer.reader(), &what, &mut told).map(Some)
+        })();
+        match looked {
+            Ok(Some(fault)) => fault,
+            // What keeps it from being looked for is no reason of the run's.
+            Ok(None) | Err(_) => Error::run(what).next("lower learning_rate, or check the data near these rows"),
+        }
     }
 
     /// The one end of a run, whatever ended it: saves the last whole step unless that was declined or the state is not
@@ -141,14 +170,19 @@ impl Run<'_> {
             Err(e) => (RunStatus::Failed, Some(e.to_string())),
         };
         if status != RunStatus::Aborted && self.whole && self.state.global_step > 0 {
+            let finished = status == RunStatus::Finished;
             let saved = caught(|| {
                 self.save_once()?;
-                self.save_adapter()
+                self.save_adapter(finished)
             });
-            if let Err(e) = saved {
-                let text = format!("step {} could not be saved: {e}", self.state.global_step);
-                reason = Some(reason.map_or(text.clone(), |why| format!("{why}; {text}")));
-                status = RunStatus::Failed;
+            match saved {
+                Err(e) if e.is_stop() => status = RunStatus::Aborted,
+                Err(e) => {
+                    let text = format!("step {} could not be saved: {e}", self.state.global_step);
+                    reason = Some(reason.map_or(text.clone(), |why| format!("{why}; {text}")));
+                    status = RunStatus::Failed;
+                }
+                Ok(()) => {}
             }
         }
         Outcome { reason, ..self.outcome(status) }
@@ -341,7 +375,18 @@ impl Run<'_> {
         let tensors =
             Tensors { params: self.walk.adapter.to_host()?, m: to_host(&self.adam.m)?, v: to_host(&self.adam.v)? };
         let layout = &self.walk.adapter.layout;
-        let (path, bytes) = save::save(&self.job.run_dir, &self.adapter_config, layout, &tensors, &self.state)?;
+        let step = self.state.global_step;
+        let (mut stage, control) = (Stages::new(self.sink.as_ref()), &self.control);
+        let (name, mut done) = (format!("saving checkpoint-{step}"), 0);
+        let total = 4 * (tensors.params.len() + tensors.m.len() + tensors.v.len()) as u64;
+        stage.long(&name, 0, total);
+        let mut told = |n| {
+            done += n;
+            stage.long(&name, done.min(total), total);
+            control.check(Stop::AtOnce)
+        };
+        let (path, bytes) =
+            save::save(&self.job.run_dir, &self.adapter_config, layout, &tensors, &self.state, &mut told)?;
         save::prune(&self.job.run_dir, self.job.config.train.save_total_limit, &path);
         (self.newest, self.saved_step) = (Some(path.clone()), Some(self.state.global_step));
         // The run's own files are no bytes of a step.
@@ -350,10 +395,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn save_adapter(&mut self) -> Result<()> {
+    fn changes_something(&self, params: &[f32]) -> bool {
+        adapter::changes_something(&self.walk.adapter.layout.to_peft(params))
+    }
+
+    /// Writes the run's adapter. Of a run that has `finished`, one that changes nothing is worth a warning.
+    fn save_adapter(&mut self, finished: bool) -> Result<()> {
         let adapter = &self.walk.adapter;
-        let (path, bytes) =
-            save::save_adapter(&self.job.run_dir, &self.adapter_config, &adapter.layout, &adapter.to_host()?)?;
+        let params = adapter.to_host()?;
+        let (path, bytes) = save::save_adapter(&self.job.run_dir, &self.adapter_config, &adapter.layout, &params)?;
+        if finished && !self.changes_something(&params) {
+            let text =
+                "the adapter changes nothing: all of its lora_B is zero; train more steps, or raise learning_rate";
+            notice(&self.sink, Level::Warn, text.into());
+        }
         self.saved("adapter", path, bytes);
         Ok(())
     }

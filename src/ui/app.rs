@@ -357,7 +357,7 @@ impl App {
                     self.handed_over = false;
                     effects.push(Effect::LoadRuns);
                     if let Some(leaving) = self.leaving.take() {
-                        effects.push(Effect::Quit(leaving.code.unwrap_or_else(|| exit_code(f))));
+                        effects.push(Effect::Quit(leaving.code.unwrap_or_else(|| f.exit_code())));
                     } else if matches!(self.overlay, Some(Overlay::Quit(_))) {
                         self.overlay = None;
                     }
@@ -414,7 +414,7 @@ impl App {
 
     /// Quitting after a run tells how it ended, as quitting in its middle does.
     fn code_of_last_run(&self) -> ExitCode {
-        self.run.finished.as_ref().map_or(ExitCode::Ok, exit_code)
+        self.run.finished.as_ref().map_or(ExitCode::Ok, RunFinished::exit_code)
     }
 
     /// The stop that one more request means.
@@ -471,18 +471,5 @@ impl App {
                 self.overlay = Some(Overlay::Report { reports: values, scroll: 0 });
             }
         }
-    }
-}
-
-/// The exit code of a program that was left by ending its run.
-#[must_use]
-pub fn exit_code(finished: &RunFinished) -> ExitCode {
-    match finished.status {
-        RunStatus::Finished | RunStatus::Running => ExitCode::Ok,
-        RunStatus::Stopped => ExitCode::StoppedEarly,
-        RunStatus::Aborted if finished.checkpoint.is_some() => ExitCode::StoppedEarly,
-        RunStatus::Aborted | RunStatus::Failed => ExitCode::Failed,
-        RunStatus::Interrupted => ExitCode::Interrupted,
-        RunStatus::Terminated => ExitCode::Terminated,
     }
 }

@@ -7,7 +7,7 @@ use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{DataSection, RunConfig};
 use crate::device::{self, Machine, Past};
-use crate::engine::{Engine, Fetched, Job, ModelEntry, RunEntry, Services};
+use crate::engine::{Engine, Fetched, Job, ModelEntry, Resume, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind};
 use crate::plan::{self, Lengths, ModePlan, PlanReport, Verdict};
@@ -33,8 +33,8 @@ pub struct DeskOptions {
     pub results: PathBuf,
     /// Signals that stop a run; [`Signals::none`] where nobody catches any.
     pub signals: Signals,
-    /// Checkpoint folder that the next run resumes.
-    pub resume: Option<PathBuf>,
+    /// What the next run goes on from.
+    pub resume: Option<Resume>,
 }
 
 /// [`Services`] over the real rooms, with whatever engine it is given.
@@ -186,7 +186,7 @@ pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
 ///
 /// # Errors
 /// A mode this version can't train, no data file or one that isn't there, or an `init_from` that is no adapter.
-fn refuse_unready(config: &RunConfig) -> Result<()> {
+fn refuse_unready(config: &RunConfig, resumed: bool) -> Result<()> {
     if config.train.mode != "lora" {
         return Err(Error::usage(format!("train.mode '{}' cannot be trained by this version", config.train.mode))
             .next("use mode = \"lora\"; `plan` already shows what full finetuning would take"));
@@ -199,7 +199,9 @@ fn refuse_unready(config: &RunConfig) -> Result<()> {
     if let Some(f) = files().find(|f| !f.is_file()) {
         return Err(Error::usage(format!("there is no data file '{}'", f.display())).next("correct data.files"));
     }
-    config.lora.init_from.as_deref().map_or(Ok(()), |dir| checkpoint::adapter::read(dir).map(drop))
+    // A resumed run goes on from its own adapter.
+    let init_from = config.lora.init_from.as_deref().filter(|_| !resumed);
+    init_from.map_or(Ok(()), |dir| checkpoint::adapter::read(dir).map(drop))
 }
 
 impl Services for Desk {
@@ -228,7 +230,7 @@ impl Services for Desk {
         if self.running() {
             return Err(Error::run("a run is in progress").next("stop it first"));
         }
-        refuse_unready(config)?;
+        refuse_unready(config, self.options.resume.is_some())?;
         let checkpoint = self.checkpoint(config)?;
         checkpoint.runnable()?;
         if config.data.format != "tokens" {
@@ -242,7 +244,7 @@ impl Services for Desk {
         // The Runs screen lists what this run goes into.
         self.options.results = self.results(config);
         let resume = self.options.resume.take();
-        let (run_id, run_dir) = match resume.as_deref().and_then(Path::parent) {
+        let (run_id, run_dir) = match resume.as_ref().and_then(|r| r.checkpoint.parent()) {
             Some(dir) => resumed_run(dir)?,
             None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
         };

@@ -5,7 +5,7 @@ use super::hub::{Hub, Record};
 use super::queue::EventQueue;
 use super::signals::Signals;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome};
-use crate::error::{Error, Result};
+use crate::error::{Error, ExitCode, Result};
 use crate::event::{Command, Event, EventKind, RunFinished, RunStatus, StreamStats, VramFigures};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -128,15 +128,16 @@ fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle
 }
 
 fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
-    let failed = |reason: String| RunFinished {
+    let failed = |e: &Error| RunFinished {
         status: RunStatus::Failed,
-        reason: Some(reason),
+        reason: Some(e.to_string()),
         step: 0,
         checkpoint: None,
         vram: VramFigures::default(),
         stats: StreamStats::default(),
         residency_peak: 0,
         telemetry_dropped: 0,
+        refused: e.exit_code() == ExitCode::Usage,
     };
     match result {
         Ok(Ok(o)) => RunFinished {
@@ -148,8 +149,9 @@ fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
             stats: o.stats,
             residency_peak: o.residency_peak,
             telemetry_dropped: 0,
+            refused: false,
         },
-        Ok(Err(e)) => failed(e.to_string()),
-        Err(panic) => failed(Error::panicked("the trainer", &*panic).to_string()),
+        Ok(Err(e)) => failed(&e),
+        Err(panic) => failed(&Error::panicked("the trainer", &*panic)),
     }
 }

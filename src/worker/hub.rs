@@ -190,6 +190,7 @@ impl Hub {
         if let Some(why) = self.failed.take() {
             finished.status = RunStatus::Failed;
             finished.reason = Some(why);
+            finished.refused = false;
         }
         let mut event = self.number(EventKind::Finished(finished));
         if let Some(mut record) = self.record.take()

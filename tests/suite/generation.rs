@@ -18,7 +18,7 @@ pub fn generator(folder: &Path, tier: TierName, slots: usize) -> Generator {
     let reader = Reader::open(&checkpoint, Duration::ZERO).unwrap();
     let streamer = Streamer::new(&checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
     let residents =
-        Residents::load(&checkpoint, streamer.reader(), Kind::Float, Device::Cpu, true, &mut |_, _| {}).unwrap();
+        Residents::load(&checkpoint, streamer.reader(), Kind::Float, Device::Cpu, true, &mut |_, _| Ok(())).unwrap();
     Generator::new(checkpoint.arch.clone(), residents, None, streamer, Kind::Float)
 }
 

@@ -47,6 +47,10 @@ mod gpu_speed;
 #[cfg(feature = "torch")]
 mod half;
 #[cfg(feature = "torch")]
+mod learned;
+#[cfg(feature = "torch")]
+mod resumes;
+#[cfg(feature = "torch")]
 mod runs;
 #[cfg(feature = "torch")]
 mod streaming;

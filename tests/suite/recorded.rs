@@ -173,6 +173,7 @@ pub fn finished(dir: &Path, step: u64, status: RunStatus) -> EventKind {
         stats: StreamStats { h2d_s: 0.5, stall_s: 1.0, evict_wait_s: 0.0, resident_history: vec![(0, 1), (1, 2)] },
         residency_peak: 3,
         telemetry_dropped: 7,
+        refused: false,
     })
 }
 

@@ -100,7 +100,8 @@ pub fn walk(checkpoint: &Checkpoint, how: How, lora: &LoraSection, flat: Option<
     let streamer = Streamer::new(checkpoint, reader, &setup, &mut |_, _| {}).unwrap();
     let kind = how.kind.unwrap_or_else(|| compute_kind(checkpoint, how.device));
     let residents =
-        Residents::load(checkpoint, streamer.reader(), kind, how.device, how.head.is_none(), &mut |_, _| {}).unwrap();
+        Residents::load(checkpoint, streamer.reader(), kind, how.device, how.head.is_none(), &mut |_, _| Ok(()))
+            .unwrap();
     let layout = AdapterLayout::new(checkpoint, lora).unwrap();
     let flat = flat.unwrap_or_else(|| random_adapter(&layout));
     let adapter = Adapter::new(layout, &flat, kind, how.device);
