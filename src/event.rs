@@ -218,7 +218,8 @@ pub struct StepRecord {
     /// Seconds compute was busy: the step without its stalls.
     #[serde(default)]
     pub compute_s: f64,
-    /// The least this step could take at the rates it ran at: `max(disk, link, compute)` up, and again down.
+    /// The least this step could take at the rates it ran at: `max(disk, link, compute)` up, and again down; never more
+    /// than `seconds`.
     #[serde(default)]
     pub bound_s: f64,
     /// What sets that bound for the larger part: `disk`, `link` or `compute`.
@@ -226,6 +227,19 @@ pub struct StepRecord {
     pub bound_by: String,
     /// Most blocks on the device at once during the step, in-flight copies included.
     pub residency_peak: usize,
+}
+
+impl StepRecord {
+    /// Bound ÷ time taken, of a step that disk or link set the pace of; 1 = reached.
+    ///
+    /// Compute has none: the time it was busy is the step without its stalls, however slow it was, so that the share
+    /// would be near 1 on a machine that does something else as well.
+    #[must_use]
+    pub fn share_of_bound(&self) -> Option<f64> {
+        let share = self.bound_s / self.seconds;
+        let known = matches!(self.bound_by.as_str(), "disk" | "link") && self.bound_s > 0.0;
+        (known && share.is_finite()).then_some(share)
+    }
 }
 
 /// Where a step's time went, visit by visit.

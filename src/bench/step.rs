@@ -66,11 +66,12 @@ pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
     Ok(out)
 }
 
-/// The plan's bound, at the rates it assumes, over our median.
+/// The bound that the run's report tells, over our median; no share where the report gives none.
 fn bound(ours: &Ours) -> Value {
     let b = &ours.report["bound"];
-    let share = b["seconds"].as_f64().zip(ours.seconds.median()).map(|(b, m)| b / m).filter(|s| s.is_finite());
-    json!({ "resource": b["resource"], "seconds": b["seconds"], "share": share, "rates": "the plan's" })
+    let told = b["seconds"].as_f64().filter(|_| !b["share"].is_null());
+    let share = told.zip(ours.seconds.median()).map(|(b, m)| b / m).filter(|s| s.is_finite());
+    json!({ "resource": b["resource"], "seconds": b["seconds"], "share": share, "rates": b["source"] })
 }
 
 /// `run`'s object in lines.
@@ -80,11 +81,11 @@ pub fn render(v: &Value) -> String {
     let bytes = |v: &Value| v.as_u64().map_or("N/A".into(), |b| Bytes(b).to_string());
     let text = |v: &Value| v.as_str().unwrap_or("N/A").to_string();
     let (s, b, moved) = (&v["seconds_per_step"], &v["bound"], &v["bytes"]["per_step"]);
-    let share = b["share"].as_f64().map_or("N/A".into(), |x| format!("{:.0} %", x * 100.0));
+    let share = b["share"].as_f64().map_or(String::new(), |x| format!(": {:.0} % of it reached", x * 100.0));
     let live = if v["vram"]["live"] == 0 { "N/A".into() } else { bytes(&v["vram"]["live"]) };
     format!(
         "{} on {}: {} a step (p95 {}, {} steps after {})\n\
-         bound {} ({}, at the plan's rates): {share} of it reached\n\
+         bound {} ({}, at the rates {}){share}\n\
          verdict {}, VRAM live {live}, a step reads {} from disk, moves {} to the device and {} back\n\
          written: {} by the process, {} of it to the model's drive in steps\n",
         text(&v["model"]),
@@ -95,6 +96,7 @@ pub fn render(v: &Value) -> String {
         v["warmup"],
         time(&b["seconds"]),
         text(&b["resource"]),
+        text(&b["rates"]),
         text(&v["verdict"]),
         bytes(&moved["disk_read"]),
         bytes(&moved["h2d"]),

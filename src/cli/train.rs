@@ -99,11 +99,11 @@ fn checkpoint_to_resume(dir: &Path) -> Result<(PathBuf, PathBuf)> {
 
 /// How near a step came to its bound; nothing of recordings that don't say.
 fn bound(s: &StepRecord) -> String {
-    let share = 100.0 * s.bound_s / s.seconds;
-    if s.bound_by.is_empty() || !share.is_finite() {
-        return String::new();
+    match (s.share_of_bound(), s.bound_by.as_str()) {
+        (Some(share), by) => format!(" ({:.0} % of the {by} bound)", share * 100.0),
+        (None, "") => String::new(),
+        (None, by) => format!(" ({by}-bound)"),
     }
-    format!(" ({share:.0} % of the {} bound)", s.bound_by)
 }
 
 fn reason(finished: &RunFinished) -> String {

@@ -24,9 +24,12 @@ pub(super) const HEAD: [&str; 8] = [
 /// How near the steps came to their bound and what the rest was; `None` where the recording doesn't say.
 pub(super) fn sentence(r: &Report) -> Option<String> {
     let parts = r.seconds_per_step.parts?;
-    let (share, bound, median) = (r.bound.share?, r.bound.seconds?, r.seconds_per_step.median?);
+    let (bound, median) = (r.bound.seconds?, r.seconds_per_step.median?);
     let by = r.bound.resource.as_deref().unwrap_or("unknown");
-    let mut text = format!("{:.0} % of the {by} bound ({} of {})", share * 100.0, secs(bound), secs(median));
+    let mut text = match r.bound.share {
+        Some(share) => format!("{:.0} % of the {by} bound ({} of {})", share * 100.0, secs(bound), secs(median)),
+        None => format!("Bound by {by} ({} of {})", secs(bound), secs(median)),
+    };
     let rest = median - bound;
     if rest > 0.0 {
         let _ = write!(text, "; the rest: {} in which the queue that sets the pace was idle", secs(rest));

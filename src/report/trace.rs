@@ -72,10 +72,11 @@ pub(super) fn bound(measured: &[StepRecord], range: &Value, times: &StepTimes) -
         let commonest = counted.into_iter().max_by_key(|(_, n)| *n).map(|(by, _)| by);
         ("measured", commonest, median(&sorted(told.iter().map(|s| s.bound_s))))
     };
+    let itself = source == "measured" && resource == Some("compute");
     Bound {
         resource: resource.map(String::from),
         seconds,
-        share: times.median.zip(seconds).and_then(|(m, s)| finite(s / m)),
+        share: times.median.zip(seconds).filter(|_| !itself).and_then(|(m, s)| finite(s / m)),
         source: seconds.map(|_| source.into()),
     }
 }
@@ -171,6 +172,8 @@ mod tests {
         assert_eq!((b.resource.as_deref(), b.seconds, b.share), (Some("disk"), Some(1.0), Some(0.5)));
         assert_eq!(b.source.as_deref(), Some("planned"));
         assert_eq!(bound(&[], &Value::Null, &times), Bound::default());
+        let b = bound(&[step(2.0, 1.9, "compute")], &range, &times);
+        assert_eq!((b.resource.as_deref(), b.seconds, b.share), (Some("compute"), Some(1.9), None));
     }
 
     #[test]

@@ -309,7 +309,8 @@ pub struct Bound {
     pub resource: Option<String>,
     /// Seconds per step: the median of the measured steps' bounds.
     pub seconds: Option<f64>,
-    /// `seconds` ÷ measured median: 1 = the bound is reached.
+    /// `seconds` ÷ measured median: 1 = the bound is reached. `None` where the steps' own compute is the bound: it would
+    /// be near 1 however slow compute was.
     pub share: Option<f64>,
     /// Whose rates: `measured` or `planned`.
     #[serde(default)]

@@ -188,6 +188,10 @@ impl Streamer {
             Phase::Update => false,
         };
         let visit = self.program.front().filter(|_| streams).map(|p| p.1);
+        if self.trace.is_empty() {
+            // The step begins here: what was read before it (other tensors, blocks ahead of it) took none of its time.
+            self.disk_s_seen = self.reader.as_ref().map_or(0.0, Reader::busy_seconds);
+        }
         self.trace.begin(phase, block, visit, self.lane.as_mut())
     }
 
@@ -421,7 +425,7 @@ impl Streamer {
         self.reader().check_unchanged(files)
     }
 
-    /// Times, peak and history since the last call. On a GPU waits for queued work: call it at step ends.
+    /// Times, peak and history since the last call, the drive's from the first visit after it. On a GPU waits for queued work: call it at step ends.
     ///
     /// # Errors
     /// Earlier work on the device failed.

@@ -71,6 +71,11 @@ impl Trace {
         Ok(())
     }
 
+    /// No visit has begun since the times were last taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.visits.is_empty()
+    }
+
     /// Work may be queued from here on.
     pub(super) fn queued(&mut self) {
         self.fresh = None;

@@ -240,7 +240,8 @@ impl Run<'_> {
         let written = counted.unwrap_or_else(count);
         let written_before = std::mem::replace(&mut self.written, written);
         let after = (self.walk.streamer.totals(), self.walk.boundaries.moved());
-        let bound = bound(&snapshot.times, snapshot.disk_s);
+        let seconds = self.clock.now() - begun;
+        let bound = bound(&snapshot.times, snapshot.disk_s, seconds);
         let visits = &snapshot.times.visits;
         let (stall_disk_s, compute_s) =
             (visits.iter().map(|v| v.wait_disk_s).sum(), visits.iter().map(|v| v.compute_s).sum());
@@ -259,7 +260,7 @@ impl Run<'_> {
             tokens,
             trained_tokens,
             skipped,
-            seconds: self.clock.now() - begun,
+            seconds,
             disk_read: after.0.disk_read - before.0.disk_read,
             h2d: after.0.h2d - before.0.h2d + (after.1.1 - before.1.1),
             d2h: after.1.0 - before.1.0,

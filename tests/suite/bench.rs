@@ -71,7 +71,9 @@ mod calls {
         let s = &v["seconds_per_step"];
         assert_eq!((v["schema"].clone(), s["n"].clone(), v["tokens"].clone()), (json!(1), json!(3), json!(32)));
         assert!(s["median"].as_f64().unwrap() > 0.0 && s["p95"].as_f64() >= s["median"].as_f64(), "{s}");
-        assert!(v["bound"]["share"].as_f64().unwrap() > 0.0 && v["loss"]["first"].as_f64().unwrap() > 1.0);
+        assert!(v["bound"]["seconds"].as_f64().unwrap() > 0.0 && v["loss"]["first"].as_f64().unwrap() > 1.0);
+        let has_share = v["bound"]["share"].is_number();
+        assert_eq!((&v["bound"]["rates"], has_share), (&json!("measured"), v["bound"]["resource"] != "compute"));
         assert_eq!((v["verdict"].clone(), v["bytes"]["per_step"]["disk_read"].clone()), (json!("RAM"), json!(0)));
         assert_eq!(v["written"]["model_drive"], 0);
 

@@ -29,10 +29,15 @@ fn timed(n: u64, by: &str) -> EventKind {
 
 /// A run of six steps, a second each: the traces come before their steps, as the trainer sends them.
 fn recorded(dir: &Path, ends: bool) -> Recorder {
+    paced(dir, ends, "disk")
+}
+
+/// The same, where `by` sets the pace of all steps but one.
+fn paced(dir: &Path, ends: bool, by: &str) -> Recorder {
     let mut recorder = Recorder::create(dir, &config(), &plan(), &env()).unwrap();
     let mut kinds = vec![(0.0, started(dir, 0, 6))];
     for n in 1..=6 {
-        kinds.extend([(n as f64, trace(n)), (n as f64, timed(n, if n == 3 { "link" } else { "disk" }))]);
+        kinds.extend([(n as f64, trace(n)), (n as f64, timed(n, if n == 3 { "link" } else { by }))]);
     }
     kinds.push((6.5, eval(6, 2.0)));
     if ends {
@@ -91,6 +96,20 @@ fn the_report_says_where_a_steps_time_went() {
     assert!(
         html.contains("80 % of the disk bound") && html.contains("waiting for the link") && !html.contains("<script")
     );
+}
+
+#[test]
+fn case_fo_15c_a_report_gives_compute_no_share_of_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("results/run-1");
+    let path = paced(&dir, true, "compute").finish().unwrap();
+    let r: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    assert_eq!(r["bound"], json!({ "resource": "compute", "seconds": 0.4, "share": null, "source": "measured" }));
+    for file in ["report.md", "report.html"] {
+        let text = fs::read_to_string(dir.join(file)).unwrap();
+        assert!(text.contains("Bound by compute (400 ms of 500 ms)") && !text.contains("% of the compute"), "{text}");
+        assert!(!text.contains("% of it reached"), "{text}");
+    }
 }
 
 #[test]

@@ -257,3 +257,19 @@ fn case_da_12_a_step_without_trained_tokens_has_no_loss_and_no_gradient() {
     let (loss, grad) = loss_and_grad(dir.path(), &micro_batches(&[&silent, &silent], 1), &lora(), 0);
     assert!(loss.is_nan() && grad.iter().all(|g| *g == 0.0));
 }
+
+#[test]
+fn case_fo_15d_what_was_read_before_a_step_takes_none_of_its_time() {
+    let dir = model("llama", "BF16");
+    // Every request takes 40 ms: loading head and embedding takes longer than the step's own reads do.
+    let how = How { read_delay_ms: 40, resident: 5, ..How::streamed(Cpu, TierName::Disk, 1, 0) };
+    let begun = std::time::Instant::now();
+    let mut walk = walk(&open(dir.path()), how, &lora(), None, 512);
+    let loaded = begun.elapsed().as_secs_f64();
+    let batches = batches(264, 1);
+    let step = StepContext { step: 0, seed: 0, more: false };
+    let begun = std::time::Instant::now();
+    walk.step(&batches, step, &mut |_, _| Ok(())).unwrap();
+    let (took, disk_s) = (begun.elapsed().as_secs_f64(), walk.streamer.snapshot().unwrap().disk_s);
+    assert!(disk_s > 0.0 && disk_s <= took && loaded > 0.04, "{disk_s} s reading in {took} s, after {loaded} s");
+}

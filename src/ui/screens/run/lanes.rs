@@ -20,17 +20,20 @@ const LABEL: usize = 7;
 pub(super) fn title(view: &RunView, width: u16, theme: Theme) -> Vec<Span<'static>> {
     let mut t = vec![Span::styled("lanes ", theme.title())];
     match view.last.as_ref().and_then(bound) {
-        Some(b) => {
-            t.push(Span::raw(format!("{:.0} %", b.share * 100.0)));
-            let of = match width {
-                36.. => " of the ",
-                30.. => " of ",
-                _ => " ",
-            };
-            t.push(Span::styled(of, theme.dim()));
-            t.push(Span::raw(b.by));
-            t.push(Span::styled(" bound", theme.dim()));
-        }
+        Some(b) => match b.share {
+            Some(share) => {
+                t.push(Span::raw(format!("{:.0} %", share * 100.0)));
+                let of = match width {
+                    36.. => " of the ",
+                    30.. => " of ",
+                    _ => " ",
+                };
+                t.push(Span::styled(of, theme.dim()));
+                t.push(Span::raw(b.by));
+                t.push(Span::styled(" bound", theme.dim()));
+            }
+            None => t.push(Span::raw(format!("{}-bound", b.by))),
+        },
         None => t.push(Span::styled("bytes a second", theme.dim())),
     }
     t
