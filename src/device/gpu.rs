@@ -259,6 +259,7 @@ fn describe(
         name,
         uuid,
         driver,
+        capability: card.capability,
         vram_total: total,
         vram_free: free,
         overhead: CONTEXT_OVERHEAD,

@@ -57,6 +57,9 @@ pub struct Gpu {
     /// Driver version, when measured.
     #[serde(default)]
     pub driver: Option<String>,
+    /// Compute capability `(major, minor)`, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<(i32, i32)>,
     /// All of it.
     pub vram_total: Bytes,
     /// Free as the allocator will see it.

@@ -1,5 +1,6 @@
 //! The only code that asks hardware: GPU, NVML, host memory, drives, counters.
 
+pub mod attention;
 pub mod calibration;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -26,6 +27,7 @@ pub mod smart;
 mod told;
 pub mod uring;
 
+pub use attention::{Attention, AttentionKernel};
 pub use machine::{Disk, Gpu, Kernels, Machine, Past, Ram};
 
 use crate::config::RunConfig;

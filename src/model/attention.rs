@@ -5,7 +5,9 @@
 //! on cards that it is made for (H200, 2048 tokens: 82 and 275 us where flash attention takes 162 and 446), flash
 //! attention for others. Elsewhere libtorch's attention runs under a graph of its own over q, k and v alone.
 
-use super::kernels::{Kernels, LONG_ROW};
+use super::kernels::Kernels;
+use crate::device::AttentionKernel;
+use crate::device::attention::cut;
 use crate::device::shim::{self, AttentionSaved};
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
@@ -78,18 +80,19 @@ pub fn forward(
 ) -> Result<Attended> {
     let Qkv { q, k, v } = qkv;
     let s = q.size()[1];
-    let of_width = |t: i64| window.filter(|&w| (w as i64) < t);
+    let of_width = |t: i64| cut(t as usize, window);
     let cached = cache.map(|c| c.append(&k.transpose(1, 2), &v.transpose(1, 2)));
     let whole = cached.as_ref().is_none_or(|(k, _)| k.size()[2] == s);
+    let kernel = kernels.attention(q.kind(), q.size()[3]).kernel(s as usize, window);
     if whole
-        && of_width(s).is_none()
-        && kernels.cudnn(q.kind(), q.size()[3], s)
+        && kernel == AttentionKernel::Cudnn
         && let Some(saved) = cudnn(|| shim::cudnn_forward(q, k, v, scale(q), keep))?
     {
         let out = saved[0].shallow_clone();
         return Ok(Attended { out, saved: if keep { Saved::Cudnn(saved) } else { Saved::Nothing } });
     }
-    if whole && kernels.flash(q.kind(), q.size()[3]) {
+    // cuDNN may have refused.
+    if whole && kernel != AttentionKernel::Sdpa {
         let saved = shim::flash_forward(q, k, v, scale(q), of_width(s))?;
         let out = saved[0].shallow_clone();
         return Ok(Attended { out, saved: if keep { Saved::Flash(saved) } else { Saved::Nothing } });
@@ -119,7 +122,7 @@ pub fn backward(dout: &Tensor, qkv: &Qkv, attended: &Attended, window: Option<us
     match &attended.saved {
         Saved::Nothing => Err(Error::run("attention was not kept for a backward pass")),
         Saved::Flash(saved) => {
-            let window = window.filter(|&w| (w as i64) < qkv.q.size()[1]);
+            let window = cut(qkv.q.size()[1] as usize, window);
             let qkv = [&qkv.q, &qkv.k, &qkv.v];
             let [q, k, v] = shim::flash_backward(dout, qkv, saved, scale(qkv[0]), window)?;
             Ok(Qkv { q, k, v })
@@ -162,7 +165,7 @@ fn cudnn<T>(run: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Why long rows go through flash attention although [`kernel_name`] says cuDNN; told once.
+/// Why long rows go through flash attention although the run's start named cuDNN's; told once.
 pub fn refusal() -> Option<&'static str> {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let why = REFUSAL.get()?;
@@ -200,20 +203,4 @@ fn visible(s: i64, t: i64, window: Option<usize>, like: &Tensor) -> Tensor {
         hidden = hidden.logical_or(&distance.ge(w as i64));
     }
     Tensor::zeros([s, t], (like.kind(), like.device())).masked_fill(&hidden, f64::NEG_INFINITY)
-}
-
-/// The training kernel's name for screen and report, for heads of `head_dim` in `kind`.
-#[must_use]
-pub fn kernel_name(kernels: &Kernels, kind: Kind, head_dim: usize, cuda: bool, windowed: bool) -> &'static str {
-    if !windowed && kernels.cudnn(kind, head_dim as i64, LONG_ROW as i64) {
-        return "cudnn for long rows, else flash; causal";
-    }
-    match (cuda, kernels.flash(kind, head_dim as i64), windowed) {
-        (_, true, false) => "flash, causal",
-        (_, true, true) => "flash, sliding window",
-        (true, false, false) => "sdpa, causal",
-        (true, false, true) => "sdpa, masked window",
-        (false, false, false) => "sdpa, cpu, causal",
-        (false, false, true) => "sdpa, cpu, masked window",
-    }
 }

@@ -19,9 +19,9 @@ const DISK_MARGIN: f64 = 1.3;
 const LINK_MARGIN: f64 = 1.15;
 /// Kernels against rates derived from an assumed GEMM rate.
 const COMPUTE_MARGIN: f64 = 2.0;
-/// Compute against calibrated rates: a calibration's bursts run at clocks that whole steps don't keep, and shapes differ
-/// from the calibrated one (H200, four shapes, 16 jobs bound by compute: 1.03 to 1.16).
-const COMPUTE_SPREAD: [f64; 2] = [1.0, 1.19];
+/// Compute against calibrated rates: a calibration's bursts run at clocks that whole steps don't keep, the less the longer
+/// they are, and shapes differ from the calibrated one (H200, five shapes, 17 jobs bound by compute: 1.04 to 1.22).
+const COMPUTE_SPREAD: [f64; 2] = [1.02, 1.24];
 /// Copies tensor by tensor against the calibrated link's fastest and slowest large copies.
 const LINK_SPREAD: [f64; 2] = [1.0, 1.07];
 /// A run's reads against the calibration's, whose queue never waits for a copy (H200, three calls: 0.87 to 1.02).
@@ -74,7 +74,10 @@ fn rates(machine: &Machine) -> [Rates; 2] {
 }
 
 fn pace(machine: &Machine) -> Pace {
-    machine.gpu.as_ref().map_or_else(|| Pace::cpu(machine.cpu_flops), |g| Pace::of(g.flops, g.kernels))
+    machine.gpu.as_ref().map_or_else(
+        || Pace::cpu(machine.cpu_flops),
+        |g| Pace { capability: g.capability, ..Pace::of(g.flops, g.kernels) },
+    )
 }
 
 /// Seconds of one LoRA step of `fit` at `machine`'s fastest rates: for comparing fits.
@@ -193,7 +196,7 @@ mod tests {
     use crate::checkpoint::Dtype;
     use crate::config::RunConfig;
     use crate::device::Kernels;
-    use crate::plan::made::{LLAMA3_8B, checkpoint};
+    use crate::plan::made::{LLAMA3_8B, Shape, checkpoint};
     use crate::plan::types::StreamPlan;
 
     fn h200(length: usize, tier: TierName) -> SecondsRange {
@@ -225,5 +228,30 @@ mod tests {
         assert!((0.11..0.16).contains(&compute.low) && compute.resource == "compute", "{compute:?}");
         let disk = h200(2048, TierName::Disk);
         assert!((disk.low - 26.17 / 2.0).abs() < 0.2 && disk.resource == "disk", "{disk:?}");
+    }
+
+    #[test]
+    fn case_fo_16c_long_steps_of_calibrated_cards_end_inside_their_range() {
+        let mut machine = crate::device::profile::parse(include_str!("../../profiles/h200.toml"), "h200.toml").unwrap();
+        let rate = [400e12, 300.0];
+        let kernels = Kernels { attention: rate, attention_backward: rate, memory: 4e12, ..Kernels::NONE };
+        machine.gpu.as_mut().unwrap().kernels = Some(kernels);
+        // Qwen3-1.7B's shape, 16 micro-batches of 512.
+        let shape = Shape { hidden: 2048, intermediate: 6144, heads: 16, layers: 28, vocab: 151_936, ..LLAMA3_8B };
+        let mut config = RunConfig::default();
+        config.data.max_length = 512;
+        config.train.gradient_accumulation_steps = 16;
+        let c = checkpoint(shape, Dtype::BF16);
+        let (m, job) = (Model::of(&c, false), Job::of(&config, &c).unwrap());
+        let fit = Fit { tiers: vec![TierName::Vram; 28], ..Fit::default() };
+        let said = forecast(&m, &job, &machine, &fit);
+        let rates = Rates { disk: 1e9, link: 1e9, compute: 1.0, border: 0.0 };
+        let [least] = play(&m, &job, &machine, &fit, [rates]);
+        // Seconds measured on an H200 over those at its rates; the last one is this job, 356 ms where they say 294.
+        for ratio in [1.044, 1.061, 1.084, 1.104, 1.120, 1.148, 1.158, 1.184, 1.211] {
+            let measured = least.seconds * ratio;
+            assert!((said.low..said.high).contains(&measured), "{ratio}: {measured} of {said:?}");
+        }
+        assert!(said.high / said.low < 1.24, "{said:?}");
     }
 }

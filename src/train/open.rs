@@ -18,7 +18,7 @@ use crate::device::{nvml, shim};
 use crate::engine::{Control, EventSink, Job, Stop};
 use crate::error::{Error, Result};
 use crate::event::{EVENT_SCHEMA, EventKind, Level, RunStarted, StreamStats};
-use crate::model::{Adapter, AdapterLayout, Kernels, Residents, attention, compute_kind, kind_name};
+use crate::model::{Adapter, AdapterLayout, Kernels, Residents, compute_kind, kind_name};
 use crate::plan::{ModePlan, lowest_trainable, past_positions};
 use crate::store::Reader;
 use crate::stream::{StreamSetup, Streamer};
@@ -276,8 +276,26 @@ struct RunFacts<'a> {
 }
 
 impl RunFacts<'_> {
+    /// The kernels that attention goes through in this run, in words.
+    fn attention(&self) -> String {
+        let (kernels, head_dim) = (Kernels::of(self.device), self.checkpoint.arch.head_dim as i64);
+        let config = &self.job.config;
+        let mut lengths: Vec<usize> = self.data.train.iter().map(|r| r.ids.len()).collect();
+        lengths.sort_unstable();
+        // A micro-batch is as long as its longest row: the shortest one has the shortest rows, and an epoch's last one
+        // what is left of them.
+        let batch = config.train.per_device_train_batch_size.max(1);
+        let least = match lengths.len() % batch {
+            0 => batch,
+            left => left,
+        };
+        let shortest = least.min(lengths.len()).saturating_sub(1);
+        let padded = |l: &usize| kernels.row_length(self.kind, head_dim, *l, config.data.max_length);
+        let lengths = lengths.iter().skip(shortest).map(padded).collect();
+        kernels.attention(self.kind, head_dim).words(&lengths, &self.checkpoint.arch.windows)
+    }
+
     fn started(&self, plan: &ModePlan, steps_done: u64, steps_total: u64, reader: String) -> RunStarted {
-        let windowed = self.checkpoint.arch.windows.iter().any(Option::is_some);
         let device = match (&self.job.plan.machine.gpu, self.device) {
             (Some(g), Device::Cuda(_)) => g.name.clone(),
             (None, Device::Cuda(_)) => "cuda".into(),
@@ -299,14 +317,7 @@ impl RunFacts<'_> {
             micro_batches: self.job.config.train.gradient_accumulation_steps,
             device,
             compute_dtype: kind_name(self.kind).into(),
-            attention: attention::kernel_name(
-                Kernels::of(self.device),
-                self.kind,
-                self.checkpoint.arch.head_dim,
-                self.device.is_cuda(),
-                windowed,
-            )
-            .into(),
+            attention: self.attention(),
             reader,
             trainable_params: self.layout.params(),
             data: self.data.facts.clone(),

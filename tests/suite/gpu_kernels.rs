@@ -216,7 +216,7 @@ fn gpu_flash_attention_agrees_with_sdpa_forward_and_backward() {
             (1030, 64, 9, 3, None),
             (1088, 64, 4, 4, Some(100)),
         ] {
-            assert!(fused.flash(kind, d) && !torch.flash(kind, d));
+            assert!(fused.attention(kind, d).flash() && !torch.attention(kind, d).flash());
             // Slices of one buffer, as the block's are.
             let buffer = random(&[2, s, (heads + 2 * kv_heads) * d], 1, kind, device);
             let cut = |at: i64, n: i64| buffer.narrow(2, at * d, n * d).view([2, s, n, d]);

@@ -14,7 +14,7 @@ pub use torch::Torch;
 
 use super::dropout::MaskKey;
 use super::rope::RopeTable;
-use crate::device::shim;
+use crate::device::{Attention, AttentionKernel, shim};
 use crate::error::Result;
 use std::fmt::Debug;
 use std::sync::OnceLock;
@@ -191,34 +191,26 @@ impl Kernels {
         &self.described
     }
 
-    /// Whether flash attention takes heads of width `head_dim` in `kind` here.
+    /// What decides which kernel attention with heads of width `head_dim` in `kind` goes through here, now.
     #[must_use]
-    pub fn flash(&self, kind: Kind, head_dim: i64) -> bool {
-        // Its backward for widths 193–224 needs more shared memory than consumer cards have.
-        let fits = head_dim % 8 == 0 && head_dim <= 256 && !(193..=224).contains(&head_dim);
-        fits && matches!(kind, Kind::BFloat16 | Kind::Half) && self.capability.is_some_and(|c| c >= (8, 0))
+    pub fn attention(&self, kind: Kind, head_dim: i64) -> Attention {
+        Attention {
+            capability: self.capability,
+            half: matches!(kind, Kind::BFloat16 | Kind::Half),
+            head_dim: head_dim as usize,
+            deterministic: shim::deterministic(),
+        }
     }
 }
 
-/// Tokens of a row from which cuDNN's attention is the faster one.
-pub const LONG_ROW: usize = 1024;
 /// Lengths that longer rows are padded to: cuDNN takes 90 ms to plan a length it hasn't seen.
 const LENGTHS: usize = 64;
 
 impl Kernels {
-    /// Whether cuDNN's attention is asked for rows of `length` with heads of width `head_dim` in `kind`: as libtorch does
-    /// it, on data-centre cards of Hopper and Blackwell only; and never in deterministic mode, since its backward adds
-    /// up in another order each time (H200, 4 rows of 2048 tokens: dQ differed in 39 of 40 repeats).
-    #[must_use]
-    pub fn cudnn(&self, kind: Kind, head_dim: i64, length: i64) -> bool {
-        let card = self.capability.is_some_and(|c| matches!(c.0, 9 | 10));
-        card && !shim::deterministic() && self.flash(kind, head_dim) && head_dim <= 128 && length >= LONG_ROW as i64
-    }
-
     /// The length to which rows of `length` are padded, `most` at most.
     #[must_use]
     pub fn row_length(&self, kind: Kind, head_dim: i64, length: usize, most: usize) -> usize {
-        if !self.cudnn(kind, head_dim, length as i64) {
+        if self.attention(kind, head_dim).kernel(length, None) != AttentionKernel::Cudnn {
             return length;
         }
         length.next_multiple_of(LENGTHS).min(most.max(length))

@@ -1,6 +1,7 @@
 //! The reference operations against autograd, f32 on the CPU.
 
 use super::{AdamStep, Kernels, OnlineRows};
+use crate::device::AttentionKernel;
 use crate::device::shim;
 use crate::model::dropout::{self, MaskKey};
 use crate::model::rope::RopeTable;
@@ -32,11 +33,12 @@ fn close(what: &str, got: &Tensor, want: &Tensor) {
 #[test]
 fn the_cpu_says_that_it_computes_by_torch_operators() {
     assert_eq!(kernels().describe(), "torch operators (no GPU)");
-    assert!(!kernels().flash(Kind::BFloat16, 64));
+    let flash = |k: &Kernels, kind, width| k.attention(kind, width).flash();
+    assert!(!flash(kernels(), Kind::BFloat16, 64));
     let old = Kernels::torch(Some((7, 5)), "a test");
     let new = Kernels::torch(Some((9, 0)), "a test");
-    assert!(!old.flash(Kind::BFloat16, 64) && new.flash(Kind::BFloat16, 64) && new.flash(Kind::Half, 256));
-    assert!(!new.flash(Kind::Float, 64) && !new.flash(Kind::Half, 20) && !new.flash(Kind::Half, 264));
+    assert!(!flash(&old, Kind::BFloat16, 64) && flash(&new, Kind::BFloat16, 64) && flash(&new, Kind::Half, 256));
+    assert!(!flash(&new, Kind::Float, 64) && !flash(&new, Kind::Half, 20) && !flash(&new, Kind::Half, 264));
 }
 
 /// Deterministic mode is a property of the process.
@@ -49,13 +51,12 @@ fn case_fo_01_deterministic_rows_never_go_to_cudnn() {
         let card = Kernels::torch(Some(capability), "a test");
         crate::device::shim::set_deterministic(true);
         for length in [1024, 2048, 8192, 1 << 20] {
-            assert!(!card.cudnn(Kind::BFloat16, 128, length) && card.flash(Kind::BFloat16, 128));
-            assert_eq!(card.row_length(Kind::Half, 64, length as usize + 1, usize::MAX), length as usize + 1);
+            assert_eq!(card.attention(Kind::BFloat16, 128).kernel(length, None), AttentionKernel::Flash);
+            assert_eq!(card.row_length(Kind::Half, 64, length + 1, usize::MAX), length + 1);
         }
-        let name = crate::model::attention::kernel_name(&card, Kind::BFloat16, 128, true, false);
-        assert_eq!(name, "flash, causal");
         crate::device::shim::set_deterministic(false);
-        assert_eq!(card.cudnn(Kind::BFloat16, 128, 2048), matches!(capability.0, 9 | 10));
+        let cudnn = card.attention(Kind::BFloat16, 128).kernel(2048, None) == AttentionKernel::Cudnn;
+        assert_eq!(cudnn, matches!(capability.0, 9 | 10));
     }
 }
 
@@ -67,7 +68,8 @@ fn long_rows_are_padded_where_cudnn_takes_them() {
     assert_eq!((at(1000, 4096), at(1024, 4096), at(1025, 4096), at(2047, 2047)), (1000, 1024, 1088, 2047));
     let ada = Kernels::torch(Some((8, 9)), "a test");
     assert_eq!(ada.row_length(Kind::BFloat16, 128, 1025, 4096), 1025);
-    assert!(!hopper.cudnn(Kind::BFloat16, 256, 2048) && !hopper.cudnn(Kind::Float, 128, 2048));
+    assert_eq!(hopper.attention(Kind::BFloat16, 256).kernel(2048, None), AttentionKernel::Flash);
+    assert_eq!(hopper.attention(Kind::Float, 128).kernel(2048, None), AttentionKernel::Sdpa);
 }
 
 #[test]
