@@ -165,9 +165,11 @@ impl Table {
     pub fn chosen(&self, names: &[String]) -> Result<Vec<Row>> {
         if let Some(unknown) = names.iter().find(|n| !self.row.iter().any(|r| r.name == **n)) {
             let all: Vec<&str> = self.row.iter().map(|r| r.name.as_str()).collect();
-            let near = crate::config::nearest(unknown, all.iter().copied()).unwrap_or_default();
-            return Err(Error::usage(format!("no row '{unknown}'; the rows are {}", all.join(", ")))
-                .next(format!("did you mean '{near}'?")));
+            let error = Error::usage(format!("no row '{unknown}'; the rows are {}", all.join(", ")));
+            return Err(match crate::config::nearest(unknown, all.iter().copied()) {
+                Some(near) => error.next(format!("did you mean '{near}'?")),
+                None => error,
+            });
         }
         Ok(self.row.iter().filter(|r| names.is_empty() || names.contains(&r.name)).cloned().collect())
     }

@@ -67,9 +67,13 @@ fn choices(config: &mut RunConfig) -> Result<()> {
     for (key, allowed) in CHOICES {
         let v = value(key);
         if !allowed.contains(&v.as_str()) {
-            let nearest = keys::nearest(v, allowed.iter().copied()).unwrap_or("auto");
-            return Err(bad(key, format!("\"{}\"", clean(v)), &format!("one of {}", allowed.join(", ")))
-                .next(format!("did you mean \"{nearest}\"?")));
+            let wrong = bad(key, format!("\"{}\"", clean(v)), &format!("one of {}", allowed.join(", ")));
+            let nearest = keys::nearest(v, allowed.iter().copied()).map(|n| format!("did you mean \"{n}\"?"));
+            let advice = if key == "model.format" { Some(keys::QUANTISED.to_string()) } else { nearest };
+            return Err(match advice {
+                Some(next) => wrong.next(next),
+                None => wrong,
+            });
         }
     }
     Ok(())
@@ -117,13 +121,12 @@ fn lora(config: &mut RunConfig, notes: &mut Vec<String>) -> Result<()> {
     }
     for t in &l.targets {
         if !TARGETS.contains(&t.as_str()) {
-            let nearest = keys::nearest(t, TARGETS).unwrap_or("q_proj");
-            return Err(bad(
-                "lora.targets",
-                format!("\"{}\"", clean(t)),
-                &format!("any of {}, or \"all-linear\"", TARGETS.join(", ")),
-            )
-            .next(format!("did you mean \"{nearest}\"?")));
+            let expected = format!("any of {}, or \"all-linear\"", TARGETS.join(", "));
+            let wrong = bad("lora.targets", format!("\"{}\"", clean(t)), &expected);
+            return Err(match keys::nearest(t, TARGETS) {
+                Some(nearest) => wrong.next(format!("did you mean \"{nearest}\"?")),
+                None => wrong,
+            });
         }
     }
     // Order and repeats mean nothing: one spelling keeps fingerprints and adapter files equal.

@@ -160,8 +160,21 @@ const ALIASES: [(&str, &str); 56] = [
     ("stream_vram_override", "stream.vram_budget"),
 ];
 
+/// What is said of every key and value that asks for a quantised base.
+pub(super) const QUANTISED: &str = "the base streams in the type it is stored in; quantised bases (nf4, fp8, 8-bit) are planned, not trained, in this version";
+
 /// Common keys of other trainers that have no counterpart, and why none is needed.
-const NOT_NEEDED: [(&str, &str); 12] = [
+const NOT_NEEDED: [(&str, &str); 22] = [
+    ("load_in_4bit", QUANTISED),
+    ("load_in_8bit", QUANTISED),
+    ("quantization", QUANTISED),
+    ("quantization_bit", QUANTISED),
+    ("quantization_config", QUANTISED),
+    ("bnb_4bit_quant_type", QUANTISED),
+    ("bnb_4bit_compute_dtype", QUANTISED),
+    ("bnb_4bit_use_double_quant", QUANTISED),
+    ("modules_to_save", "only adapters are trained in this version"),
+    ("lora_modules_to_save", "only adapters are trained in this version"),
     ("gradient_checkpointing", "every block is recomputed in backward anyway"),
     ("use_gradient_checkpointing", "every block is recomputed in backward anyway"),
     ("bf16", "blocks compute in the checkpoint's own type"),
@@ -228,19 +241,44 @@ pub(super) fn advice(section: &str, name: &str) -> String {
         let target = KEYS.iter().find(|k| k.name == hit).map(|k| k.path());
         target.or_else(|| ALIASES.iter().find(|(a, _)| *a == hit).map(|(_, p)| (*p).to_string()))
     };
-    let hit = in_section.map(str::to_string).or_else(bare).unwrap_or_else(|| "lora.r".into());
-    format!("did you mean '{hit}'?")
+    match in_section.map(str::to_string).or_else(bare) {
+        Some(hit) => format!("did you mean '{hit}'?"),
+        None if SECTIONS.contains(&section) => {
+            let names: Vec<&str> = KEYS.iter().filter(|k| k.section == section).map(|k| k.name).collect();
+            format!("remove it: [{section}] has {}", names.join(", "))
+        }
+        None => format!("remove it: the sections are {}", sections()),
+    }
 }
 
-/// The candidate most like `word`; `None` only where there are no candidates.
+/// The candidate most like `word`; `None` where none is like it: no suggestion is better than a wrong one.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_ascii_lowercase();
+    let word: String = word.chars().filter(|c| !c.is_control()).collect::<String>().to_ascii_lowercase();
+    let likeness = |c: &str| {
+        let by_start = strsim::jaro_winkler(&word, c);
+        // A beginning of some letters stands for the whole, however much longer that is.
+        let begins = word.len() >= BEGINNING && c.starts_with(&word);
+        let alike = by_start >= ALIKE[0] && strsim::normalized_damerau_levenshtein(&word, c) >= ALIKE[1];
+        (begins || alike).then_some(by_start)
+    };
     candidates
         .into_iter()
-        .map(|c| (strsim::jaro_winkler(&word, &c.to_ascii_lowercase()), c))
+        .filter_map(|c| Some((likeness(&c.to_ascii_lowercase())?, c)))
         .fold(None, |best: Option<(f64, &str)>, x| if best.is_some_and(|b| b.0 >= x.0) { best } else { Some(x) })
         .map(|(_, c)| c)
+}
+
+/// Letters that a beginning of a name has at least.
+const BEGINNING: usize = 3;
+
+/// What two names that a person may have mixed up have at least: likeness that weighs the beginning, and the share of
+/// letters that stay.
+const ALIKE: [f64; 2] = [0.8, 0.5];
+
+/// `[model], [data], …`
+pub(super) fn sections() -> String {
+    SECTIONS.map(|s| format!("[{s}]")).join(", ")
 }
 
 /// Section names, in the order of the file.
@@ -304,5 +342,36 @@ mod tests {
             assert!(advice(section, name).contains(&format!("'{want}'")), "{name}: {}", advice(section, name));
         }
         assert!(advice("train", "bf16").starts_with("remove it"));
+    }
+
+    #[test]
+    fn case_fo_79f_a_name_like_none_gets_no_suggestion() {
+        for (section, name) in [
+            ("lora", "modules_to_save"),
+            ("lora", "layer_replication"),
+            ("train", "neftune_noise_alpha"),
+            ("", "wandb_project"),
+            ("data", "remove_unused_columns"),
+            ("", "x"),
+        ] {
+            let said = advice(section, name);
+            assert!(!said.contains("did you mean") && said.starts_with("remove it"), "{name}: {said}");
+        }
+        assert!(advice("lora", "layer_replication").contains("r, alpha, dropout"), "the section's own keys");
+        assert_eq!(nearest("modules_to_save", ["mode", "max_steps"]), None);
+        assert_eq!(nearest("", ["mode"]), None);
+    }
+
+    #[test]
+    fn case_fo_36b_what_asks_for_a_quantised_base_is_told_what_streams() {
+        for name in ["load_in_4bit", "bnb_4bit_quant_type", "quantization_bit"] {
+            for section in ["", "model", "lora"] {
+                let said = advice(section, name);
+                assert!(
+                    said.contains("streams in the type it is stored in") && !said.contains("did you mean"),
+                    "{said}"
+                );
+            }
+        }
     }
 }

@@ -27,6 +27,8 @@ pub struct Loaded {
 const ENV_PREFIX: &str = "BSTUI_";
 /// Variables with that prefix that the tests of the binary use; they are no keys.
 const TEST_PREFIXES: [&str; 2] = ["BSTUI_FAKE_", "BSTUI_PANIC_"];
+/// Keys whose limit other trainers lift with -1, and ours with 0.
+const UNLIMITED: [&str; 4] = ["train.max_steps", "train.eval_steps", "train.save_steps", "train.save_total_limit"];
 /// A config is a page of text; anything longer is the wrong file.
 const LARGEST_FILE: u64 = 1 << 20;
 
@@ -163,9 +165,11 @@ impl Layers {
                     }
                 }
                 Value::Table(_) => {
-                    let near = keys::nearest(&key, SECTIONS).unwrap_or("model");
-                    return Err(at(Error::usage(format!("unknown section [{}]", clean(&key)))
-                        .next(format!("did you mean [{near}]?"))));
+                    let next = keys::nearest(&key, SECTIONS).map_or_else(
+                        || format!("the sections are {}", keys::sections()),
+                        |near| format!("did you mean [{near}]?"),
+                    );
+                    return Err(at(Error::usage(format!("unknown section [{}]", clean(&key))).next(next)));
                 }
                 value => self.value("", &key, value).map_err(at)?,
             }
@@ -176,6 +180,7 @@ impl Layers {
     /// A typed value from a file.
     fn value(&mut self, section: &str, name: &str, value: Value) -> Result<()> {
         let key = self.resolve(section, name, "")?;
+        let value = self.ours(key, value);
         let mut value = coerce(key, value)?;
         if let Some(base) = self.base.as_ref().filter(|_| paths::KEYS.contains(&key.path().as_str())) {
             value = paths::rebased(value, base);
@@ -186,8 +191,36 @@ impl Layers {
     /// A text value from `source`: the environment or a flag.
     fn text(&mut self, section: &str, name: &str, text: &str, source: &str) -> Result<()> {
         let key = self.resolve(section, name, source)?;
-        let value = from_text(key, text)?;
+        let value = match text.parse::<i64>() {
+            Ok(n) if key.kind == Kind::Whole => coerce(key, self.ours(key, Value::Integer(n)))?,
+            _ => self.ours(key, from_text(key, text)?),
+        };
         self.put(key, name, value)
+    }
+
+    /// A value as other trainers write it, as ours: -1 for no such limit, `all` for every linear layer, commas in one
+    /// text of projections.
+    fn ours(&mut self, key: Key, value: Value) -> Value {
+        match (key.path().as_str(), value) {
+            (path, Value::Integer(-1)) if UNLIMITED.contains(&path) => {
+                self.notes.push(format!("'{path}' = -1 is read as 0"));
+                Value::Integer(0)
+            }
+            ("lora.targets", Value::String(s)) => self.ours(key, Value::Array(vec![Value::String(s)])),
+            ("lora.targets", Value::Array(items)) => {
+                let one = |item: Value| match item {
+                    Value::String(s) => s.split(',').map(|t| Value::String(t.trim().into())).collect(),
+                    other => vec![other],
+                };
+                let mut items: Vec<Value> = items.into_iter().flat_map(one).collect();
+                for item in items.iter_mut().filter(|i| i.as_str() == Some("all")) {
+                    self.notes.push("'lora.targets' = \"all\" is read as \"all-linear\"".into());
+                    *item = Value::String("all-linear".into());
+                }
+                Value::Array(items)
+            }
+            (_, value) => value,
+        }
     }
 
     fn resolve(&mut self, section: &str, name: &str, source: &str) -> Result<Key> {
@@ -221,6 +254,11 @@ impl Layers {
             return Err(Error::usage(format!("'warmup_ratio' = {value}: expected a share below 1 of all steps"))
                 .next("write train.warmup_steps for a number of steps"));
         }
+        let home = std::env::var_os("HOME").filter(|h| !h.is_empty() && paths::KEYS.contains(&key.path().as_str()));
+        let value = match home {
+            Some(home) => paths::at_home(value, Path::new(&home)),
+            None => value,
+        };
         let order = SECTIONS.iter().position(|s| *s == key.section).map_or(0, |i| i + 1);
         self.values.insert((order, key.name), (key, value));
         Ok(())
@@ -269,7 +307,13 @@ fn expected(kind: Kind) -> &'static str {
 }
 
 fn wrong(key: Key, shown: &str) -> Error {
-    Error::usage(format!("'{}' = {}: expected {}", key.path(), clean(shown), expected(key.kind)))
+    let wrong = Error::usage(format!("'{}' = {}: expected {}", key.path(), clean(shown), expected(key.kind)));
+    let is_share = shown.parse::<f64>().is_ok_and(|x| x > 0.0 && x < 1.0);
+    if key.kind == Kind::Whole && key.name.ends_with("_steps") && is_share {
+        return wrong
+            .next("a share of all steps, as transformers takes it, is not understood: write the number of steps");
+    }
+    wrong
 }
 
 /// Brings a value of a file to the key's kind.
@@ -412,5 +456,38 @@ mod tests {
         let c = from("[lora]\ntargets = [\"v_proj\", \"q_proj\", \"v_proj\"]").unwrap().config;
         assert_eq!(c.lora.targets, ["q_proj", "v_proj"]);
         assert_eq!(from("[lora]\ntargets = \"all-linear\"").unwrap().config.lora.targets.len(), 7);
+    }
+
+    #[test]
+    fn case_fo_44_values_of_other_trainers_are_understood_or_answered_with_ours() {
+        for (text, targets) in [
+            ("lora_target = \"all\"", 7),
+            ("lora_target = \"q_proj,v_proj\"", 2),
+            ("[lora]\ntargets = [\"q_proj, k_proj\", \"v_proj\"]", 3),
+            ("[lora]\ntarget_modules = [\"all\"]", 7),
+        ] {
+            assert_eq!(from(text).unwrap().config.lora.targets.len(), targets, "{text}");
+        }
+        assert!(from("lora_target = \"all\"").unwrap().notes.iter().any(|n| n.contains("\"all-linear\"")));
+        for key in ["max_steps", "save_steps", "eval_steps", "save_total_limit"] {
+            let l = from(&format!("[train]\n{key} = -1")).unwrap();
+            assert!(l.notes.iter().any(|n| n == &format!("'train.{key}' = -1 is read as 0")), "{:?}", l.notes);
+            let set = load(None, &[("BSTUI_SEED".into(), "1".into())], &[format!("train.{key}=-1")]).unwrap();
+            assert_eq!((l.config.train.max_steps, set.config.train.save_total_limit == 0), (0, key.ends_with("limit")));
+            let e = load(None, &[], &[format!("train.{key}=-2")]).unwrap_err().to_string();
+            assert!(e.contains("expected a whole number ≥ 0"), "{e}");
+        }
+        for e in [from("[train]\nsave_steps = 0.5"), load(None, &[], &["train.eval_steps=0.25".into()])] {
+            let e = e.unwrap_err();
+            assert!(e.advice().is_some_and(|a| a.contains("write the number of steps")), "{e}");
+        }
+    }
+
+    #[test]
+    fn case_fo_44c_a_files_paths_may_begin_with_a_tilde() {
+        let Some(home) = std::env::var_os("HOME").map(PathBuf::from) else { return };
+        let c = from("model_name_or_path = \"~/m\"\noutput_dir = \"~/r\"\ntrain_file = \"~/a.jsonl\"").unwrap().config;
+        assert_eq!(Path::new(&c.model.path), home.join("m"));
+        assert_eq!((c.results, c.data.files), (Some(home.join("r")), vec![home.join("a.jsonl")]));
     }
 }

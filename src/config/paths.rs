@@ -21,6 +21,18 @@ pub(super) fn rebased(value: Value, base: &Path) -> Value {
     }
 }
 
+/// `value` of a path's key with each leading `~` resolved to `home`, as a shell does it and a file's text doesn't.
+pub(super) fn at_home(value: Value, home: &Path) -> Value {
+    match value {
+        Value::String(s) => match Path::new(&s).strip_prefix("~") {
+            Ok(rest) => Value::String(home.join(rest).display().to_string()),
+            Err(_) => Value::String(s),
+        },
+        Value::Array(all) => Value::Array(all.into_iter().map(|v| at_home(v, home)).collect()),
+        other => other,
+    }
+}
+
 fn from(base: &Path, path: &Path) -> Option<PathBuf> {
     if path.as_os_str().is_empty() || path.is_absolute() {
         return None;
@@ -58,5 +70,19 @@ impl RunConfig {
             *one = one.as_ref().map(moved);
         }
         c
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_fo_44b_a_tilde_is_the_users_home() {
+        let at = |path: &str| at_home(Value::String(path.into()), Path::new("/h"));
+        assert_eq!(at("~/models/x"), Value::String("/h/models/x".into()));
+        for kept in ["models/~x", "~other/x", "/a/~/b", "owner/name", ""] {
+            assert_eq!(at(kept), Value::String(kept.into()));
+        }
     }
 }

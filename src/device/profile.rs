@@ -45,10 +45,13 @@ pub fn load(path: &Path) -> Result<Machine> {
         if let Some((stem, text)) = SHIPPED.iter().find(|(n, _)| *n == stem) {
             return parse(text, &format!("{stem}.toml"));
         }
-        let near = nearest(stem, SHIPPED.map(|(n, _)| n)).unwrap_or("h200");
+        let names = SHIPPED.map(|(n, _)| n);
+        let next = nearest(stem, names)
+            .map_or_else(|| format!("there are {}", names.join(", ")), |near| format!("did you mean '{near}'?"));
         let shown = clean(stem);
-        return Err(Error::usage(format!("no profile '{shown}': no such file, and none of that name is shipped"))
-            .next(format!("did you mean '{near}'?")));
+        return Err(
+            Error::usage(format!("no profile '{shown}': no such file, and none of that name is shipped")).next(next)
+        );
     }
     let size = std::fs::metadata(path).map_err(|e| Error::io("read", path, e))?.len();
     let name = path.file_name().map_or_else(|| "profile".into(), |n| n.to_string_lossy().into_owned());
@@ -103,8 +106,9 @@ fn unknown_key(message: &str, wrong: &dyn Fn(String) -> Error) -> Error {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     match quoted.split_first() {
         Some((key, known)) if message.starts_with("unknown field") => {
-            let near = nearest(key, known.iter().copied()).unwrap_or("name");
-            wrong(format!("unknown key '{key}'")).next(format!("did you mean '{near}'?"))
+            let next = nearest(key, known.iter().copied())
+                .map_or_else(|| format!("there are {}", known.join(", ")), |near| format!("did you mean '{near}'?"));
+            wrong(format!("unknown key '{key}'")).next(next)
         }
         _ => wrong(message.replace('`', "'")),
     }

@@ -77,9 +77,7 @@ fn known(kind: &str) -> Result<()> {
     }
     let names = KINDS.map(|(name, _)| name);
     let shown = crate::text::clean(kind);
-    let near = names.into_iter().max_by(|a, b| strsim::jaro(a, kind).total_cmp(&strsim::jaro(b, kind)));
-    let hint =
-        near.filter(|n| strsim::jaro(n, kind) > 0.7).map_or(String::new(), |n| format!(" (did you mean '{n}'?)"));
+    let hint = crate::config::nearest(kind, names).map_or(String::new(), |n| format!(" (did you mean '{n}'?)"));
     Err(Error::usage(format!("there is no export '{shown}'{hint}")).next(format!("choose one of {}", names.join(", "))))
 }
 

@@ -39,9 +39,10 @@ impl Edit {
         })?;
         let (key, value) = (key.trim().to_ascii_lowercase(), value.trim());
         if !WHAT_IF_KEYS.contains(&key.as_str()) {
-            let near = crate::config::nearest(&key, WHAT_IF_KEYS).unwrap_or("ram");
+            let near = crate::config::nearest(&key, WHAT_IF_KEYS);
+            let near = near.map_or(String::new(), |near| format!("did you mean '{near}'? "));
             return Err(Error::usage(format!("what-if '{shown}': no such figure"))
-                .next(format!("did you mean '{near}'? There are {}", WHAT_IF_KEYS.join(", "))));
+                .next(format!("{near}There are {}", WHAT_IF_KEYS.join(", "))));
         }
         let rated = ["read", "write", "link"].contains(&key.as_str());
         let digits = if rated { value.strip_suffix("/s").unwrap_or(value) } else { value };
