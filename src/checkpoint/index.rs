@@ -8,7 +8,7 @@ use super::header;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::text::clean;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -23,6 +23,8 @@ pub const SINGLE: &str = "model.safetensors";
 pub const MAX_INDEX: u64 = 256 << 20;
 /// Most shards a model may have.
 const MAX_SHARDS: usize = 10_000;
+/// Most tensors that an index may name: the largest public models have some 200,000.
+const MAX_TENSORS: usize = 1_000_000;
 
 /// The weights files of a model folder.
 #[derive(Debug, Default)]
@@ -117,7 +119,7 @@ pub fn rebuild_stale(dir: &Path) -> Result<Option<String>> {
         for name in &named {
             check_name(name, &path)?;
         }
-        let absent: Vec<&str> = named.iter().copied().filter(|name| source(dir, name).is_none()).collect();
+        let absent: BTreeSet<&str> = named.iter().copied().filter(|name| source(dir, name).is_none()).collect();
         !absent.is_empty() && covered(dir, &index.weight_map, &absent, &named).is_some()
     } else {
         source(dir, SINGLE).is_none() && safetensors_in(dir).len() > 1
@@ -173,11 +175,11 @@ fn by_index(dir: &Path) -> Result<WeightSet> {
         claimed_total: index.metadata.as_ref().and_then(|m| m.get("total_size").cloned()),
         ..WeightSet::default()
     };
-    let mut absent = Vec::new();
+    let mut absent = BTreeSet::new();
     for &name in &names {
         match source(dir, name) {
             Some(source) => set.files.push(source),
-            None => absent.push(name),
+            None => drop(absent.insert(name)),
         }
     }
     if !absent.is_empty() {
@@ -228,9 +230,14 @@ fn check_name(name: &str, index: &Path) -> Result<()> {
 }
 
 /// How many files that the index doesn't name hold every tensor that the `absent` ones should, and how many those are.
-fn covered(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeSet<&str>) -> Option<(usize, usize)> {
+fn covered(
+    dir: &Path,
+    map: &[(String, String)],
+    absent: &BTreeSet<&str>,
+    named: &BTreeSet<&str>,
+) -> Option<(usize, usize)> {
     let lost: BTreeSet<&str> =
-        map.iter().filter(|(_, f)| absent.contains(&f.as_str())).map(|(t, _)| t.as_str()).collect();
+        map.iter().filter(|(_, f)| absent.contains(f.as_str())).map(|(t, _)| t.as_str()).collect();
     let others: Vec<String> = safetensors_in(dir).into_iter().filter(|n| !named.contains(n.as_str())).collect();
     let held: HashSet<String> = others
         .iter()
@@ -241,7 +248,7 @@ fn covered(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeS
 }
 
 /// The error for an index whose files are not all here.
-fn absent_files(dir: &Path, map: &[(String, String)], absent: &[&str], named: &BTreeSet<&str>) -> Error {
+fn absent_files(dir: &Path, map: &[(String, String)], absent: &BTreeSet<&str>, named: &BTreeSet<&str>) -> Error {
     if let Some((others, lost)) = covered(dir, map, absent, named) {
         return Error::checkpoint(format!(
             "{}: the index names {} absent {}; {others} other safetensors {} all {lost} expected tensors",
@@ -252,7 +259,7 @@ fn absent_files(dir: &Path, map: &[(String, String)], absent: &[&str], named: &B
         ))
         .next("if those files are the model, rebuild the index: --rebuild-index (model.rebuild_index = true)");
     }
-    let lost = map.iter().filter(|(_, f)| absent.contains(&f.as_str())).count();
+    let lost = map.iter().filter(|(_, f)| absent.contains(f.as_str())).count();
     Error::checkpoint(format!(
         "{} lacks {} of {} weights files: {}, with {} of {} tensors (incomplete copy or download?)",
         shown(dir),
@@ -360,6 +367,9 @@ fn pairs<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(String, String)>, D::Er
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut out = Vec::new();
             while let Some(pair) = map.next_entry()? {
+                if out.len() == MAX_TENSORS {
+                    return Err(A::Error::custom(format!("it names more than {MAX_TENSORS} tensors")));
+                }
                 out.push(pair);
             }
             Ok(out)

@@ -11,6 +11,8 @@ use blockstream_tui::event::TierName;
 use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::StepContext;
 use blockstream_tui::train::optim::{self, AdamW};
+use std::collections::BTreeSet;
+use std::path::Path;
 use tch::Device;
 
 const TOLERANCE: f32 = 2e-5;
@@ -145,29 +147,58 @@ fn adamw_with_clipping_follows_torch() {
     }
 }
 
+/// The adapter that PEFT saved in `folder` of `llama_untied`, on the base in `base`, gives PEFT's logits `golden_key`;
+/// written again it has PEFT's keys.
+fn as_in_peft(base: &Path, folder: &str, golden_key: &str) {
+    let golden = Golden::load("llama_untied", "golden.safetensors");
+    let checkpoint = open(base);
+    let (config, tensors) = adapter::read(&dir("llama_untied").join(folder)).unwrap();
+    let section = LoraSection {
+        r: config.r,
+        alpha: config.lora_alpha,
+        rslora: config.use_rslora,
+        targets: config.target_modules.clone(),
+        ..LoraSection::default()
+    };
+    let layout = AdapterLayout::new(&checkpoint, &section).unwrap();
+    let flat = layout.from_peft(&tensors).unwrap();
+    let keys = |of: &[adapter::AdapterTensor]| of.iter().map(|t| t.key.clone()).collect::<BTreeSet<_>>();
+    assert_eq!(keys(&layout.to_peft(&flat)), keys(&tensors), "the keys of an export are those that PEFT loads");
+    let batch = golden.batch();
+    let mut walk = walk(&checkpoint, How::streamed(Device::Cpu, TierName::Ram, 2, 1), &section, Some(flat), 512);
+    let got = host(&walk.logits(&batch).unwrap());
+    let want = &golden.get(golden_key).f;
+    let vocab = checkpoint.arch.vocab;
+    for i in (0..batch.rows * batch.len).filter(|&i| golden.is_real(i)) {
+        let at = i * vocab..(i + 1) * vocab;
+        assert_close(golden_key, &got[at.clone()], &want[at], 5e-5);
+    }
+}
+
+const PEFTS: [(&str, &str); 2] = [("peft_adapter", "lora_logits"), ("peft_rslora", "rslora_logits")];
+
 #[test]
 fn case_ex_01_an_adapter_made_by_peft_gives_pefts_logits() {
-    for (folder, golden_key) in [("peft_adapter", "lora_logits"), ("peft_rslora", "rslora_logits")] {
-        let golden = Golden::load("llama_untied", "golden.safetensors");
-        let checkpoint = open(&dir("llama_untied"));
-        let (config, tensors) = adapter::read(&dir("llama_untied").join(folder)).unwrap();
-        let section = LoraSection {
-            r: config.r,
-            alpha: config.lora_alpha,
-            rslora: config.use_rslora,
-            targets: config.target_modules.clone(),
-            ..LoraSection::default()
-        };
-        let layout = AdapterLayout::new(&checkpoint, &section).unwrap();
-        let flat = layout.from_peft(&tensors).unwrap();
-        let batch = golden.batch();
-        let mut walk = walk(&checkpoint, How::streamed(Device::Cpu, TierName::Ram, 2, 1), &section, Some(flat), 512);
-        let got = host(&walk.logits(&batch).unwrap());
-        let want = &golden.get(golden_key).f;
-        let vocab = checkpoint.arch.vocab;
-        for i in (0..batch.rows * batch.len).filter(|&i| golden.is_real(i)) {
-            let at = i * vocab..(i + 1) * vocab;
-            assert_close(golden_key, &got[at.clone()], &want[at], 5e-5);
-        }
+    for (folder, golden_key) in PEFTS {
+        as_in_peft(&dir("llama_untied"), folder, golden_key);
+    }
+}
+
+#[test]
+fn case_fo_70b_pefts_adapter_fits_a_base_stored_without_its_prefix() {
+    // The same class whatever the file calls its tensors: transformers loads both, and PEFT's keys don't change.
+    let base = tempfile::tempdir().unwrap();
+    std::fs::copy(dir("llama_untied").join("config.json"), base.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(dir("llama_untied").join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let renamed = file.tensors().into_iter().map(|(name, view)| {
+        let bare = name.strip_prefix("model.").map(String::from).unwrap_or(name);
+        (bare, view)
+    });
+    let renamed = safetensors::serialize(renamed.collect::<Vec<_>>(), None).unwrap();
+    std::fs::write(base.path().join("model.safetensors"), renamed).unwrap();
+    assert_eq!(open(base.path()).prefix, "");
+    for (folder, golden_key) in PEFTS {
+        as_in_peft(base.path(), folder, golden_key);
     }
 }

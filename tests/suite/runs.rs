@@ -1,6 +1,6 @@
 //! Whole runs of the real trainer on tiny models: what they leave behind, how they resume, stop and refuse.
 
-use crate::support::fixture::Model;
+use crate::support::fixture::{Model, Tensor};
 use blockstream_tui::checkpoint::{self, Part, adapter};
 use blockstream_tui::config::RunConfig;
 use blockstream_tui::device::shim;
@@ -529,4 +529,46 @@ fn case_fo_11_a_stop_is_heard_while_data_is_read() {
     let (_, finished, seconds) = run_until(&c, &dir.path().join("results"), reading, stop);
     assert!(seconds < 1.0, "{seconds} s");
     assert_eq!((finished.status, finished.checkpoint), (RunStatus::Stopped, None));
+}
+
+#[test]
+fn case_fo_17d_the_attention_shown_is_the_one_that_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for (window, says) in [(45, "sdpa, cpu, causal; sdpa, cpu, masked window"), (500, "sdpa, cpu, causal")] {
+        let model = Model::family("mistral").set("sliding_window", window).write(&dir.path().join(says));
+        let mut c = config(&model, dir.path());
+        c.train.max_steps = 1;
+        c.train.per_device_train_batch_size = 1;
+        let (events, _) = run(&c, &dir.path().join(format!("results-{window}")), None, None);
+        let started = events.iter().find_map(|e| match &e.kind {
+            EventKind::Started(s) => Some(s.attention.clone()),
+            _ => None,
+        });
+        assert_eq!(started.as_deref(), Some(says));
+    }
+}
+
+#[test]
+fn case_fo_78c_what_was_passed_over_of_a_model_is_in_its_reports() {
+    let dir = tempfile::tempdir().unwrap();
+    let head = |tensors: &mut Vec<Tensor>| {
+        let embedding = tensors[0].clone();
+        let name = embedding.name.clone();
+        let data = Model::tiny().values(&name).iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect();
+        tensors.push(Tensor { name: "lm_head.weight".into(), data: Some(data), ..embedding });
+    };
+    let model = Model::tiny().set("tie_word_embeddings", true).unset("rope_theta").edit(head);
+    let model = model.write(&dir.path().join("m"));
+    std::fs::copy(model.join("model.safetensors"), model.join("consolidated.safetensors")).unwrap();
+    let mut c = config(&model, dir.path());
+    c.train.max_steps = 1;
+    let (events, _) = run(&c, &dir.path().join("results"), None, None);
+    let dir = run_dir(&events);
+    for file in ["report.json", "report.md", "report.html"] {
+        // Markdown has a backslash before each underscore.
+        let text = std::fs::read_to_string(dir.join(file)).unwrap().replace('\\', "");
+        for words in ["lm_head.weight", "consolidated.safetensors", "no rope_theta: 10000 taken"] {
+            assert!(text.contains(words), "'{words}' is not in {file}: {text}");
+        }
+    }
 }

@@ -1,10 +1,10 @@
-//! Faults found by trying the program, about checkpoints and adapters: FO-14, 16, 43, 70, 75, 78 (13 is in `parts`).
+//! Faults found by trying the program, about checkpoints and adapters: FO-14, 16, 43, 70, 78, 89 (13 is in `parts`, 75 in `plannable`).
 
 use super::parts::config;
 use super::{dir, noted, open, refused};
 use crate::support::fixture::Raw;
 use crate::support::fixture::{Model, Tensor, put, safetensors};
-use blockstream_tui::checkpoint::{Dtype, adapter};
+use blockstream_tui::checkpoint::{self, Dtype, adapter};
 use blockstream_tui::{device, plan};
 use serde_json::json;
 use std::os::unix::fs::symlink;
@@ -162,38 +162,6 @@ fn case_fo_78i_of_a_tensor_in_two_shards_the_mapped_one_counts() {
     }
 }
 
-/// The base fixture with q, k, v in one tensor and gate, up in another, as phi3 stores them.
-fn phi3() -> Model {
-    Model::tiny().set("model_type", "phi3").edit(|t| {
-        let parts = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
-        t.retain(|t| !parts.iter().any(|p| t.name.contains(p)));
-        for i in 0..4 {
-            for (name, rows) in [("self_attn.qkv_proj", 128), ("mlp.gate_up_proj", 256)] {
-                t.push(Tensor::new(format!("model.layers.{i}.{name}.weight"), "BF16", &[rows, 64]));
-            }
-        }
-    })
-}
-
-#[test]
-fn case_fo_75_dense_families_for_planning_are_planned_with_defaults_and_all_linear() {
-    let machine = device::machine(&config(&[("machine", "profiles/h200.toml")]), None).unwrap();
-    let mut models = vec![phi3()];
-    models.extend(["gemma", "gemma2", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"].map(|name| {
-        let tied = name.starts_with("gemma");
-        Model::tiny().set("model_type", name).set("tie_word_embeddings", tied)
-    }));
-    for model in models {
-        let d = dir();
-        let c = open(&model.write_headers(d.path()));
-        for settings in [&[][..], &[("lora.targets", "all-linear")]] {
-            let report = plan::plan(&c, &machine, &config(settings));
-            let report = report.unwrap_or_else(|e| panic!("{}: {e}", c.family()));
-            assert_eq!(report.modes.lora.verdict, plan::Verdict::Ram, "{}", c.family());
-        }
-    }
-}
-
 #[test]
 fn case_fo_14_a_plan_past_the_models_positions_says_both_numbers() {
     let machine = device::machine(&config(&[("machine", "profiles/h200.toml")]), None).unwrap();
@@ -205,4 +173,43 @@ fn case_fo_14_a_plan_past_the_models_positions_says_both_numbers() {
     };
     assert!(warned("33") && warned("1024"));
     assert!(!warned("32"));
+}
+
+#[test]
+fn case_fo_78d_the_program_shows_the_revision_of_a_hub_folder() {
+    let d = dir();
+    let repo = Model::tiny().write_hub(d.path(), "a/b", "0123abcd");
+    // As every subcommand finds it: resolved, then opened.
+    let c = open(&checkpoint::resolve(repo.to_str().unwrap()).unwrap());
+    assert_eq!(c.revision.as_deref(), Some("0123abcd"));
+    noted(&c, &["revision 0123abcd"]);
+    let program = env!("CARGO_BIN_EXE_blockstream-tui");
+    let out = std::process::Command::new(program)
+        .args(["plan", repo.to_str().unwrap(), "--profile", "h200"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(text.contains("revision 0123abcd"), "{text}{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn case_fo_89_an_index_of_millions_is_refused_in_little_time() {
+    use std::fmt::Write;
+    let d = dir();
+    Model::tiny().write(d.path());
+    // So many tensors in ten thousand files that are not there.
+    let write_index = |tensors: u32| {
+        let mut index = String::from("{\"weight_map\":{\"t\":\"0.safetensors\"");
+        (1..tensors).for_each(|i| write!(index, ",\"t{i}\":\"{}.safetensors\"", i % 10_000).unwrap());
+        put(&d.path().join("model.safetensors.index.json"), index + "}}");
+    };
+    write_index(3_000_000);
+    let since = std::time::Instant::now();
+    refused(d.path(), &["model.safetensors.index.json", "more than 1000000 tensors"]);
+    assert!(since.elapsed().as_secs() < 10, "{:?}", since.elapsed());
+    // As many as are taken, in files that are not there: looked up, not searched for one by one.
+    write_index(1_000_000);
+    let since = std::time::Instant::now();
+    refused(d.path(), &["lacks 10000 of 10000 weights files", "with 1000000 of 1000000 tensors"]);
+    assert!(since.elapsed().as_secs() < 20, "{:?}", since.elapsed());
 }

@@ -4,6 +4,7 @@ mod files;
 mod found;
 pub mod headers;
 mod parts;
+mod plannable;
 mod refusals;
 
 use crate::support::fixture::{Model, Tensor, put};
