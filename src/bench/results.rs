@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
 /// Peers that every row has a figure for, or `null`.
-pub const PEERS: [&str; 6] = ["block_streamer", "soup", "hf_resident", "fsdp2", "accelerate", "airllm"];
+pub const PEERS: [&str; 8] =
+    ["block_streamer", "soup", "hf_resident", "hf_best", "fsdp2", "accelerate", "deepspeed", "airllm"];
 
 /// Keys that every row has, `null` where there is no figure.
 pub const ROW_KEYS: [&str; 14] = [

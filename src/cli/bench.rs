@@ -134,7 +134,7 @@ pub struct StepArgs {
     /// Only these rows, commas between.
     #[arg(long, value_delimiter = ',', requires = "peers")]
     pub rows: Vec<String>,
-    /// Unpacked wheel of a peer: soup=DIR, block_streamer=DIR, airllm=DIR.
+    /// Unpacked wheel of a peer: soup=DIR, block_streamer=DIR, hf_best=DIR (Liger), deepspeed=DIR, airllm=DIR.
     #[arg(long, value_name = "NAME=PATH", requires = "peers")]
     pub peer: Vec<String>,
     /// Optional peers to run besides, e.g. fsdp2,accelerate.

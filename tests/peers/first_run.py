@@ -63,7 +63,7 @@ targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
 init_from = "{init}"
 [train]
 max_steps = {steps}
-per_device_train_batch_size = 1
+per_device_train_batch_size = {batch}
 learning_rate = {lr}
 lr_scheduler_type = "constant"
 warmup_steps = 0
@@ -82,7 +82,7 @@ def ours(a, ckpt, init, data, name, tier, resident, det, steps, ahead=2):
     os.makedirs(results, exist_ok=True)
     cfg = os.path.join(a.tmp, name + ".toml")
     with open(cfg, "w") as f:
-        f.write(CONFIG.format(results=results, ckpt=ckpt, data=data, init=init, seq=a.seq, steps=steps, lr=a.lr,
+        f.write(CONFIG.format(results=results, ckpt=ckpt, data=data, init=init, seq=a.seq, batch=a.batch, steps=steps, lr=a.lr,
                               det=str(det).lower(), tier=tier, resident=resident, ahead=ahead))
     rc = sh([a.binary, "train", "--config", cfg], os.path.join(a.tmp, "logs", name + ".log"))
     runs = sorted(glob.glob(results + "/*/report.json"))

@@ -179,7 +179,7 @@ mod calls {
         let details = &first["peer_details"];
         assert_eq!(details["soup"]["flags"], "--small", "the larger flags did not fit the cap");
         assert!(details["soup"]["tried"][0]["reason"].as_str().unwrap().contains("the cap is 4 GB"));
-        for missing in ["block_streamer", "hf_resident", "fsdp2", "accelerate", "airllm"] {
+        for missing in ["block_streamer", "hf_resident", "hf_best", "fsdp2", "accelerate", "deepspeed", "airllm"] {
             assert!(first["peers"][missing].is_null() && first["reasons"][missing].is_string(), "{missing}: {first}");
         }
         let why = first["reasons"]["block_streamer"].as_str().unwrap();
