@@ -80,7 +80,7 @@ pub struct Outcome {
     pub residency_peak: usize,
 }
 
-/// Requests to a running engine, polled between blocks. Cheap to clone; all clones share state.
+/// Requests to a running engine, polled between blocks and inside long ones. Cheap to clone; all clones share state.
 #[derive(Clone, Debug, Default)]
 pub struct Control(Arc<ControlState>);
 
@@ -266,6 +266,8 @@ pub trait Services {
     fn poll(&mut self) -> Vec<Event>;
     /// Passes a command to the running trainer, if any.
     fn command(&mut self, command: Command);
+    /// The terminal is gone: counts as the SIGHUP that tells of it, which may come later, or not at all.
+    fn hang_up(&mut self) {}
     /// Telemetry of the running trainer dropped so far, because a reader was slow.
     fn dropped(&self) -> u64 {
         0

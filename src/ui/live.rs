@@ -169,7 +169,7 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
 /// The terminal is gone: the run is saved and the program leaves, however often that is noticed.
 fn lose(session: &mut Session<'_>, attached: &mut bool) {
     if std::mem::replace(attached, false) {
-        session.send(Msg::Leave(ExitCode::Terminated));
+        session.hang_up();
     }
 }
 

@@ -71,6 +71,12 @@ impl<'a> Session<'a> {
         events
     }
 
+    /// The terminal is gone: the run is saved, and the program leaves.
+    pub fn hang_up(&mut self) {
+        self.services.hang_up();
+        self.send(Msg::Leave(ExitCode::Terminated));
+    }
+
     /// The next thing only the driver can do.
     pub fn request(&mut self) -> Option<Request> {
         self.requests.pop_front()

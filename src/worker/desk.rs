@@ -272,6 +272,10 @@ impl Services for Desk {
         }
     }
 
+    fn hang_up(&mut self) {
+        self.options.signals.hang_up();
+    }
+
     fn dropped(&self) -> u64 {
         self.run.as_ref().map_or(0, RunHandle::dropped)
     }

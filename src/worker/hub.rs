@@ -4,7 +4,7 @@
 //! screen only after the report is written: who sees it may read the report.
 
 use super::queue::EventQueue;
-use super::signals::Signals;
+use super::signals::{Received, Signals};
 use crate::clock::Clock;
 use crate::engine::{Control, EventSink};
 use crate::error::Result;
@@ -77,6 +77,8 @@ pub struct Hub {
     signals: Signals,
     clock: Clock,
     seq: u64,
+    /// Signals from before the run (a cancelled prompt): they don't stop it.
+    before: Received,
     seen: Seen,
     failed: Option<String>,
 }
@@ -98,11 +100,20 @@ impl Hub {
         let (tx, rx) = sync_channel(CHANNEL);
         let dropped = Arc::new(AtomicU64::new(0));
         let sink = Arc::new(HubSink { tx, dropped: dropped.clone() });
-        // Signals from before the run (a cancelled prompt) don't stop it.
-        let seen = Seen { signals: signals.count(), ..Seen::default() };
         signals.run_begins();
-        let clock = Clock::real();
-        let hub = Hub { rx, dropped, record: Some(record), queue, control, signals, clock, seq: 0, seen, failed: None };
+        let hub = Hub {
+            rx,
+            dropped,
+            record: Some(record),
+            queue,
+            control,
+            before: signals.received(),
+            signals,
+            clock: Clock::real(),
+            seq: 0,
+            seen: Seen::default(),
+            failed: None,
+        };
         (sink, hub)
     }
 
@@ -114,10 +125,9 @@ impl Hub {
     }
 
     fn listen(mut self) {
-        let before = self.seen.signals;
         loop {
             let received = self.rx.recv_timeout(SIGNAL_POLL);
-            self.pass_signals_on(before);
+            self.pass_signals_on();
             match received {
                 Ok(EventKind::Finished(finished)) => return self.finish(finished),
                 Ok(kind) => self.take(kind),
@@ -127,11 +137,14 @@ impl Hub {
         }
     }
 
-    fn pass_signals_on(&mut self, before: usize) {
-        let count = self.signals.count();
-        if count > self.seen.signals {
-            self.seen.signals = count;
-            let nth = count - before;
+    fn received(&self) -> Received {
+        self.signals.received().since(self.before)
+    }
+
+    fn pass_signals_on(&mut self) {
+        let nth = self.received().count();
+        if nth > self.seen.signals {
+            self.seen.signals = nth;
             if let Some(command) = Signals::command(nth) {
                 self.control.send(command);
             }
@@ -180,7 +193,7 @@ impl Hub {
         // An engine that failed or panicked could not say where it stood; the events did.
         let known = finished.status != RunStatus::Failed;
         let mut finished = RunFinished {
-            status: self.signals_status(finished.status),
+            status: self.received().status(finished.status),
             step: if known { finished.step } else { finished.step.max(self.seen.step) },
             checkpoint: finished.checkpoint.or_else(|| self.seen.checkpoint.take()),
             residency_peak: finished.residency_peak.max(self.seen.residency_peak),
@@ -201,10 +214,6 @@ impl Hub {
             f.reason = Some(format!("the report can't be written: {e}"));
         }
         self.queue.push(event);
-    }
-
-    fn signals_status(&self, status: RunStatus) -> RunStatus {
-        if self.seen.signals > 0 { self.signals.status(status) } else { status }
     }
 
     fn number(&mut self, kind: EventKind) -> Event {

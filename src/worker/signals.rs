@@ -68,6 +68,7 @@ impl Signals {
     /// A run begins that these signals stop.
     pub(super) fn run_begins(&self) {
         self.0.runs.fetch_add(1, Ordering::SeqCst);
+        self.0.hung_up.store(false, Ordering::SeqCst);
     }
     /// It has ended, its record is closed.
     pub(super) fn run_ends(&self) {
@@ -83,7 +84,7 @@ impl Signals {
         self.0.term.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Counts a SIGHUP, as the handler does: as one SIGTERM, however often it comes.
+    /// Counts a SIGHUP, as the handler does: as one SIGTERM, however often it comes in a run.
     pub fn hang_up(&self) {
         if !self.0.hung_up.swap(true, Ordering::SeqCst) {
             self.terminate();
@@ -92,8 +93,8 @@ impl Signals {
 
     /// Signals received so far.
     #[must_use]
-    pub fn count(&self) -> usize {
-        self.0.int.load(Ordering::SeqCst) + self.0.term.load(Ordering::SeqCst)
+    pub fn received(&self) -> Received {
+        Received { int: self.0.int.load(Ordering::SeqCst), term: self.0.term.load(Ordering::SeqCst) }
     }
 
     /// What the trainer is asked to do after `count` signals.
@@ -106,13 +107,34 @@ impl Signals {
             _ => Some(Command::Discard),
         }
     }
+}
 
-    /// The status of a run that a signal stopped, or `status` as it is.
+/// How many signals of each sort have come. A closed terminal counts as a SIGTERM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    int: usize,
+    term: usize,
+}
+
+impl Received {
+    /// All of them.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.int + self.term
+    }
+
+    /// Those that came after `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: Received) -> Received {
+        Received { int: self.int - earlier.int, term: self.term - earlier.term }
+    }
+
+    /// The status of a run that these signals stopped, or `status` as it is.
     #[must_use]
     pub fn status(&self, status: RunStatus) -> RunStatus {
         match status {
-            RunStatus::Stopped | RunStatus::Aborted if self.0.term.load(Ordering::SeqCst) > 0 => RunStatus::Terminated,
-            RunStatus::Stopped | RunStatus::Aborted if self.0.int.load(Ordering::SeqCst) > 0 => RunStatus::Interrupted,
+            RunStatus::Stopped | RunStatus::Aborted if self.term > 0 => RunStatus::Terminated,
+            RunStatus::Stopped | RunStatus::Aborted if self.int > 0 => RunStatus::Interrupted,
             other => other,
         }
     }

@@ -96,6 +96,10 @@ impl Services for FakeDesk {
         }
     }
 
+    fn hang_up(&mut self) {
+        self.signals.hang_up();
+    }
+
     fn dropped(&self) -> u64 {
         self.run.as_ref().map_or(0, RunHandle::dropped)
     }
