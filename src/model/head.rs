@@ -22,10 +22,10 @@ pub struct HeadLoss {
 /// Cross-entropy of `hidden` `[N, H]` (after the final norm) against `labels` `[N]` (Int64; all must be real tokens).
 ///
 /// `head` is `[V, H]`. With `wanted` the gradient is made too; `chunk` tokens are in flight at a time, their logits in the
-/// compute type only.
+/// compute type only. `heard` is asked before each chunk.
 ///
 /// # Errors
-/// The device is out of memory.
+/// The device is out of memory; what `heard` says.
 pub fn head_loss(
     kernels: &Kernels,
     hidden: &Tensor,
@@ -33,6 +33,7 @@ pub fn head_loss(
     head: &Tensor,
     wanted: bool,
     chunk: usize,
+    heard: &dyn Fn() -> Result<()>,
 ) -> Result<HeadLoss> {
     let _no_grad = tch::no_grad_guard();
     let n = hidden.size()[0];
@@ -42,6 +43,7 @@ pub fn head_loss(
     let grad = wanted.then(|| Tensor::f_empty(hidden.size(), options)).transpose()?;
     let losses = Tensor::f_empty([n], (Kind::Float, hidden.device()))?;
     for at in (0..n).step_by(chunk.max(1) as usize) {
+        heard()?;
         let len = chunk.min(n - at);
         let logits = room.narrow(0, 0, len);
         gemm(&logits, &hidden.narrow(0, at, len), &head.tr(), 0.0, 1.0)?;
@@ -104,11 +106,12 @@ impl<'a> OnlineHead<'a> {
         })
     }
 
-    /// Takes rows `first_row .. first_row + rows` of the head: `w` `[rows, H]`, read by kernels queued here only.
+    /// Takes rows `first_row .. first_row + rows` of the head: `w` `[rows, H]`, read by kernels queued here only. `heard` is
+    /// asked before each chunk of tokens.
     ///
     /// # Errors
-    /// The device is out of memory.
-    pub fn chunk(&mut self, w: &Tensor, first_row: usize) -> Result<()> {
+    /// The device is out of memory; what `heard` says.
+    pub fn chunk(&mut self, w: &Tensor, first_row: usize, heard: &dyn Fn() -> Result<()>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         let (n, words, first) = (self.hidden.size()[0], w.size()[0], first_row as i64);
         let shape = [self.tokens, words];
@@ -117,6 +120,7 @@ impl<'a> OnlineHead<'a> {
             _ => Tensor::f_empty(shape, (self.hidden.kind(), self.hidden.device()))?,
         };
         for at in (0..n).step_by(self.tokens as usize) {
+            heard()?;
             let len = self.tokens.min(n - at);
             let (logits, rows) = (room.narrow(0, 0, len), self.rows.narrow(at, len));
             gemm(&logits, &self.hidden.narrow(0, at, len), &w.tr(), 0.0, 1.0)?;
@@ -187,7 +191,7 @@ mod tests {
         let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, wanted, tokens).unwrap();
         let mut at = 0;
         for &rows in split {
-            online.chunk(&head.narrow(0, at, rows), at as usize).unwrap();
+            online.chunk(&head.narrow(0, at, rows), at as usize, &|| Ok(())).unwrap();
             at += rows;
         }
         assert_eq!(at, 33);
@@ -198,9 +202,9 @@ mod tests {
     fn chunks_change_nothing_and_match_autograd() {
         let (hidden, head, labels, loss, want) = case();
         for chunk in [1, 3, 7, 100] {
-            let got = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, true, chunk).unwrap();
+            let got = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, true, chunk, &|| Ok(())).unwrap();
             check(&format!("chunk {chunk}"), &got, loss, &want);
-            let only = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, false, chunk).unwrap();
+            let only = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, false, chunk, &|| Ok(())).unwrap();
             assert!(only.grad.is_none());
             assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5);
         }
@@ -227,7 +231,7 @@ mod tests {
             let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, true, 4).unwrap();
             for (at, len) in [(0, 16), (16, 16), (32, 1)] {
                 let rows = head.narrow(0, at, len);
-                online.chunk(&if copy { rows.copy() } else { rows }, at as usize).unwrap();
+                online.chunk(&if copy { rows.copy() } else { rows }, at as usize, &|| Ok(())).unwrap();
             }
             let out = online.finish().unwrap();
             (Vec::<f32>::try_from(out.grad.unwrap().view([-1])).unwrap(), out.loss_sum.double_value(&[]))
@@ -239,7 +243,7 @@ mod tests {
     fn a_label_that_never_came_gives_nan() {
         let (hidden, head, labels, ..) = case();
         let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, false, 4).unwrap();
-        online.chunk(&head.narrow(0, 0, 32), 0).unwrap();
+        online.chunk(&head.narrow(0, 0, 32), 0, &|| Ok(())).unwrap();
         assert!(online.finish().unwrap().loss_sum.double_value(&[]).is_nan());
     }
 }

@@ -33,22 +33,28 @@ pub(super) struct Pinned {
 }
 
 /// Pins the RAM tier and a ring of about `ring_bytes`, of chunks of at most `limit` bytes: a smaller ring where only that
-/// is allowed, pageable memory where `allow_pageable`. Without a `pinner` nothing is.
+/// is allowed, pageable memory where `allow_pageable`. Without a `pinner` nothing is. `stop` is asked meanwhile.
 ///
 /// # Errors
-/// There is no memory, or the driver pins less than the RAM tier and two chunks; the error names how much it pins.
+/// There is no memory, or the driver pins less than the RAM tier and two chunks; the error names how much it pins. What
+/// `stop` says.
 pub(super) fn pin(
     ram: (&mut HostMemory, u64),
     ring_bytes: u64,
     limit: u64,
     allow_pageable: bool,
     pinner: Option<&mut dyn Pin>,
+    stop: &(dyn Fn() -> Result<()> + Sync),
 ) -> Result<Pinned> {
     // A processor copies from any memory.
     let Some(pinner) = pinner else {
         return Ok(Pinned { ring: Ring::new(ring_bytes, limit)?, pinned: false, note: None });
     };
     let (ram, ram_len) = ram;
+    if ram_len > 0 {
+        // By far the longest part of pinning.
+        ram.touch(stop)?;
+    }
     let refused = if ram_len > 0 { pinner.pin(ram).err() } else { None };
     if let Some(e) = refused {
         if allow_pageable {
@@ -58,6 +64,7 @@ pub(super) fn pin(
     }
     let mut bytes = ring_bytes;
     loop {
+        stop()?;
         let mut ring = Ring::new(bytes, limit)?;
         let taken = ring.memory().len();
         let e = match pinner.pin(ring.memory()) {
@@ -155,8 +162,18 @@ mod tests {
         let mut capped = Capped { held, ..Capped::default() };
         let mut memory = HostMemory::new(ram).unwrap();
         let limit = super::super::ring::chunk_limit(ring);
-        let pinned = pin((&mut memory, ram), ring, limit, pageable, Some(&mut capped));
+        let pinned = pin((&mut memory, ram), ring, limit, pageable, Some(&mut capped), &|| Ok(()));
         (pinned, capped)
+    }
+
+    #[test]
+    fn case_fo_11d_a_stop_ends_pinning_and_is_no_refusal() {
+        for (ram, pageable) in [(0, true), (64 << 20, true), (64 << 20, false)] {
+            let (mut capped, mut memory) = (Capped::default(), HostMemory::new(ram).unwrap());
+            let stop = || Err(Error::stopped());
+            let pinned = pin((&mut memory, ram), 64 << 20, 16 << 20, pageable, Some(&mut capped), &stop);
+            assert!(pinned.is_err_and(|e| e.is_stop()) && capped.asked.is_empty());
+        }
     }
 
     #[test]

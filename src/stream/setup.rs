@@ -206,7 +206,8 @@ impl StreamSetup {
         #[cfg(not(feature = "cuda"))]
         let pinner: Option<&mut dyn Pin> = None;
         let limit = chunk_limit(self.ring_bytes);
-        let pinned = pinning::pin((&mut ram, ram_len), ring_bytes, limit, self.allow_pageable, pinner)?;
+        let stop = || self.control.check(Stop::AfterStep);
+        let pinned = pinning::pin((&mut ram, ram_len), ring_bytes, limit, self.allow_pageable, pinner, &stop)?;
         let Pinned { mut ring, pinned, note } = pinned;
         reader.register(ring.memory())?;
         self.load(&layouts, &tiers, &ram, &ram_at, reader, &mut |done| progress(done, ram_len.max(1)))?;

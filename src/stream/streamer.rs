@@ -9,6 +9,7 @@ use super::ring::Ring;
 use super::setup::{Parts, StreamSetup};
 use super::trace::{Cause, StepTimes, Trace};
 use crate::checkpoint::{Checkpoint, Part};
+use crate::engine::{Control, Stop};
 use crate::error::Result;
 use crate::event::{BlockState, Phase, TierName};
 use crate::plan::schedule::{Load, Op, PARTS, Schedule, Visit, segment};
@@ -80,6 +81,9 @@ pub struct Streamer {
     pinned: bool,
     pin_note: Option<String>,
     trace: Trace,
+    control: Control,
+    /// The weakest stop that ends the walk under way.
+    heeds: Stop,
 }
 
 impl Streamer {
@@ -122,7 +126,20 @@ impl Streamer {
             pinned,
             pin_note: note,
             trace: Trace::default(),
+            control: setup.control.clone(),
+            heeds: Stop::AtOnce,
         })
+    }
+
+    /// From here on a stop of `strength` or a stronger one ends the walk, wherever in a visit it is.
+    pub fn heed(&mut self, strength: Stop) {
+        self.heeds = strength;
+    }
+
+    /// What long work between two uses of parts asks now and then: an error once such a stop was asked for.
+    pub fn heard(&self) -> impl Fn() -> Result<()> + use<> {
+        let (control, heeds) = (self.control.clone(), self.heeds);
+        move || control.check(heeds)
     }
 
     /// Appends visits to the program. Told early, the next step's segments are fetched across the step border.
@@ -254,8 +271,9 @@ impl Streamer {
     /// Starts whatever can start now. Called between micro-batches too, so that long visits don't starve the lanes.
     ///
     /// # Errors
-    /// A read or a copy failed.
+    /// A read or a copy failed, or a stop was asked for.
     pub fn pump(&mut self) -> Result<()> {
+        self.control.check(self.heeds)?;
         self.look_ahead();
         self.submit_reads()?;
         let mut at = 0;

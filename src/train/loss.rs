@@ -32,13 +32,14 @@ impl BlockWalk {
         self.streamer.begin(Phase::Head, self.arch.n_layers - 1)?;
         let mut sum = Tensor::f_zeros([], (Kind::Double, self.device))?;
         let mut gxs = Vec::new();
+        let heard = self.streamer.heard();
         if self.residents.head.is_some() {
             // One micro-batch at a time: only one's states and chunk of logits are there at once.
             for (x, labels) in xs.into_iter().zip(labels) {
                 let labelled = self.labelled(&x, labels)?;
                 let loss = match (&labelled, &self.residents.head) {
                     (Some(l), Some(head)) => {
-                        Some(head_loss(self.kernels, &l.normed, &l.labels, head, wanted, self.loss_chunk)?)
+                        Some(head_loss(self.kernels, &l.normed, &l.labels, head, wanted, self.loss_chunk, &heard)?)
                     }
                     _ => None,
                 };
@@ -54,7 +55,7 @@ impl BlockWalk {
                 online.push(l.as_ref().map(start).transpose()?);
             }
             head_pieces(&mut self.streamer, self.arch.n_layers, self.kind, &mut |rows, first| {
-                online.iter_mut().flatten().try_for_each(|o| o.chunk(rows, first))
+                online.iter_mut().flatten().try_for_each(|o| o.chunk(rows, first, &heard))
             })?;
             for ((o, l), x) in online.into_iter().zip(labelled).zip(&xs) {
                 let loss = o.map(OnlineHead::finish).transpose()?;

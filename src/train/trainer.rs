@@ -179,7 +179,9 @@ impl Run<'_> {
                 Err(e) if e.is_stop() => status = RunStatus::Aborted,
                 Err(e) => {
                     let text = format!("step {} could not be saved: {e}", self.state.global_step);
-                    reason = Some(reason.map_or(text.clone(), |why| format!("{why}; {text}")));
+                    // What ended the run may have been this save.
+                    let why = reason.filter(|why| *why != e.to_string());
+                    reason = Some(why.map_or(text.clone(), |why| format!("{why}; {text}")));
                     status = RunStatus::Failed;
                 }
                 Ok(()) => {}
@@ -320,13 +322,14 @@ impl Run<'_> {
         )
     }
 
-    /// Runs a walk that a stop of `strength` ends between blocks.
+    /// Runs a walk that a stop of `strength` ends, in a visit too.
     fn stoppable<T>(
         &mut self,
         strength: Stop,
         step: u64,
         f: impl FnOnce(&mut BlockWalk, super::walk::Observer<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.walk.streamer.heed(strength);
         let (control, telemetry) = (&self.control, &mut self.telemetry);
         f(&mut self.walk, &mut |visit, streamer| {
             control.check(strength)?;
@@ -404,7 +407,10 @@ impl Run<'_> {
     fn save_adapter(&mut self, finished: bool) -> Result<()> {
         let adapter = &self.walk.adapter;
         let params = adapter.to_host()?;
+        let (mut stage, total) = (Stages::new(self.sink.as_ref()), 4 * params.len() as u64);
+        stage.long("saving the adapter", 0, total);
         let (path, bytes) = save::save_adapter(&self.job.run_dir, &self.adapter_config, &adapter.layout, &params)?;
+        stage.long("saving the adapter", total, total);
         if finished && !self.changes_something(&params) {
             let text =
                 "the adapter changes nothing: all of its lora_B is zero; train more steps, or raise learning_rate";

@@ -324,7 +324,7 @@ fn gpu_heads_resident_and_streamed_agree_with_the_cpu() {
     let streamed = |kernels: &Kernels, (hidden, labels, head): &(Tensor, Tensor, Tensor)| {
         let mut online = OnlineHead::new(kernels, hidden, labels, true, 16).unwrap();
         for at in (0..v).step_by(300) {
-            online.chunk(&head.narrow(0, at, 300.min(v - at)), at as usize).unwrap();
+            online.chunk(&head.narrow(0, at, 300.min(v - at)), at as usize, &|| Ok(())).unwrap();
         }
         online.finish().unwrap()
     };
@@ -333,7 +333,7 @@ fn gpu_heads_resident_and_streamed_agree_with_the_cpu() {
         let (hidden, labels, head) = on(kind, device);
         let up = |t: &Tensor| t.to_device(Device::Cpu).to_kind(Kind::Float);
         let cpu = (up(&hidden), labels.to_device(Device::Cpu), up(&head));
-        let want = head_loss(Kernels::of(Device::Cpu), &cpu.0, &cpu.1, &cpu.2, true, 64).unwrap();
+        let want = head_loss(Kernels::of(Device::Cpu), &cpu.0, &cpu.1, &cpu.2, true, 64, &|| Ok(())).unwrap();
         let inputs = (hidden, labels, head);
         let check = |what: &str, got: &HeadLoss| {
             let (loss, right) = (got.loss_sum.double_value(&[]), want.loss_sum.double_value(&[]));
@@ -343,7 +343,7 @@ fn gpu_heads_resident_and_streamed_agree_with_the_cpu() {
             assert_close(&format!("{what} {kind:?}"), &got, &want, allowed * 2.0);
         };
         for (name, kernels) in [("fused", fused), ("operators", &torch)] {
-            let resident = head_loss(kernels, &inputs.0, &inputs.1, &inputs.2, true, 16).unwrap();
+            let resident = head_loss(kernels, &inputs.0, &inputs.1, &inputs.2, true, 16, &|| Ok(())).unwrap();
             check(&format!("resident, {name}"), &resident);
             check(&format!("streamed, {name}"), &streamed(kernels, &inputs));
         }

@@ -351,15 +351,22 @@ impl RunView {
         if self.started.is_none() {
             return "no run".into();
         }
+        if let Some(stage) = &self.stage {
+            // A save or a load that takes long is what happens now, whatever was asked for.
+            return match self.asked.words() {
+                Some((words, _)) if self.asked.stop().is_some() => format!("{words}: {}", stage.name),
+                _ if self.asked.has(Command::Pause) => format!("{}, then pausing", stage.name),
+                _ => stage.name.clone(),
+            };
+        }
         let left = || self.step_left(at).map(|s| format!(", {}", about(s))).unwrap_or_default();
         match self.asked.words() {
             Some((words, true)) => format!("{words} after this step{}", left()),
             Some((words, false)) => words,
             None if self.paused => "paused".into(),
-            None => match (&self.stage, &self.progress) {
-                (Some(stage), _) => stage.name.clone(),
-                (None, None) if self.last.is_none() => "preparing".into(),
-                (None, Some(p)) if p.phase == Phase::Eval => "evaluating".into(),
+            None => match &self.progress {
+                None if self.last.is_none() => "preparing".into(),
+                Some(p) if p.phase == Phase::Eval => "evaluating".into(),
                 _ => "training".into(),
             },
         }

@@ -44,6 +44,23 @@ fn case_tr_15_a_stop_in_a_long_step_is_acknowledged_with_the_time_it_takes() {
 }
 
 #[test]
+fn case_fo_03k_a_long_save_is_shown_while_it_lasts() {
+    let saving = |done| {
+        EventKind::Stage(Stage { name: "saving checkpoint-3".into(), done, total: 200_000_000, unit: "bytes".into() })
+    };
+    let mut view = fold(vec![(0.0, started(10, 0)), (5.0, step(3, 5.0)), (5.0, saving(0))], 0);
+    assert_eq!(view.state(6.0), "saving checkpoint-3");
+    view.asked.add(Command::SaveNow, false);
+    assert_eq!(view.state(6.0), "saving checkpoint-3");
+    view.asked.add(Command::Pause, false);
+    assert_eq!(view.state(6.0), "saving checkpoint-3, then pausing");
+    view.asked.add(Command::StopAndSave, false);
+    assert_eq!(view.state(6.0), "stopping: saving checkpoint-3");
+    view.apply(&Event { seq: 9, at: 7.0, kind: saving(200_000_000) }, 0);
+    assert!(view.state(7.0).starts_with("stopping after this step"));
+}
+
+#[test]
 fn case_tr_15_the_eta_is_near_the_truth_at_a_tenth_and_at_half() {
     // A slow first step, then 60 s each, a held-out measurement of 30 s every 5 steps and at the end.
     let mut events = vec![(0.0, started(20, 0))];

@@ -37,7 +37,11 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
         }
         (Some(stage), _, _) => {
             let r = ratio_of(stage.done as f64, stage.total as f64);
-            let text = format!(" {} {}/{} {}", cut(&stage.name, 20), stage.done, stage.total, stage.unit);
+            let amount = match stage.unit.as_str() {
+                "bytes" => format!("{}/{}", Bytes(stage.done), Bytes(stage.total)),
+                unit => format!("{}/{} {unit}", stage.done, stage.total),
+            };
+            let text = format!(" {} {amount}", cut(&stage.name, 20));
             let mut line = bar(width.saturating_sub(text.len()).min(12), r, None, theme.tone(Tone::Accent), theme);
             line.push(Span::raw(text));
             Line::from(line)
