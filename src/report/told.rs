@@ -40,6 +40,8 @@ impl SessionTold {
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) sessions: Vec<SessionTold>,
+    /// The end of a run that never began: it was stopped, or failed, while it was prepared.
+    unbegun: Option<RunFinished>,
     /// By step number, with the session it belongs to; steps that a resume repeated count once, the newest.
     pub(super) steps: BTreeMap<u64, (usize, StepRecord)>,
     /// Everything that ran, repeated steps too.
@@ -92,12 +94,13 @@ impl Told {
             EventKind::Notice(n) if n.level >= Level::Warn && self.notices.len() < MAX_NOTICES => {
                 self.notices.push(NoticeLine { level: n.level, text: n.text.clone() });
             }
-            EventKind::Finished(f) => {
-                if let Some(session) = self.sessions.last_mut() {
+            EventKind::Finished(f) => match self.sessions.last_mut() {
+                Some(session) => {
                     session.last_step = session.last_step.max(f.step);
                     session.finished = Some(f.clone());
                 }
-            }
+                None => self.unbegun = Some(f.clone()),
+            },
             _ => {}
         }
     }
@@ -112,7 +115,7 @@ impl Told {
     }
 
     pub(super) fn ending(&self) -> (RunStatus, Option<String>) {
-        match self.sessions.last().and_then(|s| s.finished.as_ref()) {
+        match self.sessions.last().map_or(self.unbegun.as_ref(), |s| s.finished.as_ref()) {
             Some(f) => (f.status, f.reason.clone()),
             None => (RunStatus::Running, None),
         }

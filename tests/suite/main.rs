@@ -31,6 +31,8 @@ mod blocks;
 #[cfg(feature = "torch")]
 mod demo;
 #[cfg(feature = "torch")]
+mod ends;
+#[cfg(feature = "torch")]
 mod equal;
 #[cfg(feature = "torch")]
 mod families;
