@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use serde_json::Value as Json;
 use std::fs::File;
 use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Largest `tokenizer.json` taken, in bytes; Gemma 3's has 33 MB.
@@ -70,7 +71,7 @@ impl Tokenizer {
             });
         }
         let bytes = read_file(&path, MAX_TOKENIZER)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| {
+        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| {
             Error::checkpoint(format!("'{}' isn't a tokenizer: {}", path.display(), clean(&e.to_string())))
         })?;
         check_added(&bytes, &inner, &path)?;
@@ -78,7 +79,7 @@ impl Tokenizer {
         inner.with_padding(None);
         let bad = |e: tokenizers::Error| Error::checkpoint(format!("'{}': {}", path.display(), clean(&e.to_string())));
         inner.with_truncation(None).map_err(bad)?;
-        let (prefix, suffix) = affixes(&inner).map_err(bad)?;
+        let (prefix, suffix) = caught(|| affixes(&inner)).map_err(bad)?;
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
 
         let config = read_json(&dir.join("tokenizer_config.json"))?;
@@ -121,10 +122,8 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer fails, or names an id that the embedding has no row for.
     pub fn encode(&self, text: &str) -> Result<Encoded> {
-        let encoding = self
-            .inner
-            .encode(text, false)
-            .map_err(|e| Error::data(format!("the tokenizer fails: {}", clean(&e.to_string()))))?;
+        let encoding = caught(|| self.inner.encode(text, false))
+            .map_err(|e| Error::data(format!("tokenizer.json can't encode: {}", clean(&e.to_string()))))?;
         if let Some(id) = encoding.get_ids().iter().find(|id| **id as usize >= self.vocab) {
             let token = self.inner.id_to_token(*id).unwrap_or_default();
             return Err(Error::checkpoint(format!(
@@ -142,9 +141,8 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        self.inner
-            .decode(ids, skip_special)
-            .map_err(|e| Error::data(format!("the tokenizer can't decode: {}", clean(&e.to_string()))))
+        caught(|| self.inner.decode(ids, skip_special))
+            .map_err(|e| Error::data(format!("tokenizer.json can't decode: {}", clean(&e.to_string()))))
     }
 
     /// Text of one token, for display; special tokens by their name.
@@ -154,6 +152,20 @@ impl Tokenizer {
             Some((text, _)) => text.clone(),
             None => self.decode(&[id], false).unwrap_or_default(),
         }
+    }
+
+    /// Whether `id` is one byte of a text (`<0x0A>`), which only the tokens around it make a character of.
+    #[must_use]
+    pub fn is_byte(&self, id: u32) -> bool {
+        let token = self.inner.id_to_token(id).unwrap_or_default();
+        token.len() == 6 && token.starts_with("<0x") && token.ends_with('>')
+    }
+
+    /// A control token that would be read out of `text`.
+    #[must_use]
+    pub fn control_in(&self, text: &str) -> Option<String> {
+        let tokens = self.inner.get_added_tokens_decoder().into_values();
+        tokens.filter(|t| t.special && !t.content.is_empty()).map(|t| t.content).find(|t| text.contains(t.as_str()))
     }
 
     /// Beginning-of-sequence token: the tokenizer's, else the model config's.
@@ -229,6 +241,11 @@ impl Tokenizer {
         out.extend(self.eos.filter(|e| end != Some(*e)));
         out
     }
+}
+
+/// What `work` in the tokenizers crate gives. The file comes from anyone: a panic over it is an error like any other.
+fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked("the library", &*panic).into()))
 }
 
 /// The crate numbers added tokens itself, by order; where that isn't the number the file gives, every special token

@@ -14,6 +14,8 @@ use crate::plan::{self, Lengths, ModePlan, PlanReport, Verdict};
 use crate::report::{self, Recorder};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+use std::thread::Builder;
 use std::time::{Duration, SystemTime};
 
 /// Facts about this build and machine for `env.json`.
@@ -61,7 +63,15 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Lengths of the rows that `config` trains on; `None` where no data is named, it can't be used, or there is too much of it.
 #[must_use]
 pub fn lengths(config: &RunConfig, checkpoint: &Checkpoint) -> Option<Lengths> {
-    Lengths::of(crate::data::lengths(config, checkpoint, LOOK)?)
+    if config.data.files.is_empty() {
+        return None;
+    }
+    let (config, checkpoint) = (config.clone(), checkpoint.clone());
+    let (tell, told) = sync_channel(1);
+    // Tokenizer and template come from anyone: they may take long, and a panic over them here would take the screen.
+    let look = move || drop(tell.send(crate::data::lengths(&config, &checkpoint, LOOK)));
+    Builder::new().name("row-lengths".into()).spawn(look).ok()?;
+    Lengths::of(told.recv_timeout(LOOK).ok()??)
 }
 
 impl Desk {
