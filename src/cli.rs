@@ -10,6 +10,9 @@ mod download;
 mod generate;
 mod keep;
 mod print;
+mod ranges;
+#[cfg(feature = "torch")]
+mod sampling;
 mod train;
 
 use args::{Cli, Command, ConfigArgs, DataCommand};

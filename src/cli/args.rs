@@ -1,5 +1,6 @@
 //! What the command line looks like.
 
+use super::ranges;
 use crate::config::load::{self, Loaded};
 use crate::device::profile;
 use crate::error::Result;
@@ -230,7 +231,10 @@ pub struct GenerateArgs {
     /// The user's turn.
     #[arg(long)]
     pub prompt: String,
-    /// Give the prompt as it is, without the chat template.
+    /// File with a chat template [default: the one that the adapter was trained with, else the model's].
+    #[arg(long, value_name = "FILE")]
+    pub template: Option<PathBuf>,
+    /// Give the prompt as it is, without the chat template; the texts of control tokens become these tokens.
     #[arg(long)]
     pub raw: bool,
     /// Most tokens to make.
@@ -239,12 +243,21 @@ pub struct GenerateArgs {
     /// Always the likeliest token.
     #[arg(long)]
     pub greedy: bool,
-    /// Sampling temperature.
-    #[arg(long, default_value_t = 0.7)]
-    pub temperature: f64,
-    /// Nucleus mass.
-    #[arg(long, default_value_t = 0.9)]
-    pub top_p: f64,
+    /// Sampling temperature; 0 is greedy [default: the model's, else 0.7].
+    #[arg(long, allow_negative_numbers = true, value_parser = ranges::temperature)]
+    pub temperature: Option<f64>,
+    /// Draw among this many likeliest tokens; 0 = all [default: the model's, else 0].
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Nucleus mass, 0 to 1 [default: the model's, else 0.9].
+    #[arg(long, allow_negative_numbers = true, value_parser = ranges::mass)]
+    pub top_p: Option<f64>,
+    /// Divides the logits of tokens that stand in the text; 1 = off [default: the model's, else 1].
+    #[arg(long, allow_negative_numbers = true, value_parser = ranges::penalty)]
+    pub repetition_penalty: Option<f64>,
+    /// End before this text; may be given more than once.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
     /// Sampling seed.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,

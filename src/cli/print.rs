@@ -16,7 +16,11 @@ pub fn line(text: &str) -> Result<ExitCode> {
 }
 
 fn written(text: &str) -> Result<ExitCode> {
-    match writeln!(std::io::stdout(), "{text}") {
+    told(writeln!(std::io::stdout(), "{text}"))
+}
+
+fn told(wrote: std::io::Result<()>) -> Result<ExitCode> {
+    match wrote {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::run(format!("cannot write to stdout: {e}"))),
         _ => Ok(ExitCode::Ok),
     }
@@ -28,6 +32,16 @@ fn written(text: &str) -> Result<ExitCode> {
 /// As [`line`].
 pub fn json(value: &serde_json::Value) -> Result<ExitCode> {
     written(&text::json(&serde_json::to_string_pretty(value).map_err(|e| Error::run(format!("JSON: {e}")))?))
+}
+
+/// A piece of a text that comes bit by bit; shown at once.
+///
+/// # Errors
+/// As [`line`].
+#[cfg(feature = "torch")]
+pub fn piece(text: &str) -> Result<ExitCode> {
+    let mut out = std::io::stdout();
+    told(write!(out, "{}", text::lines(text)).and_then(|()| out.flush()))
 }
 
 /// One line of progress; a dead stderr does not stop the work.

@@ -9,6 +9,7 @@ pub mod messages;
 pub mod pipeline;
 pub mod reader;
 pub mod sampler;
+pub mod spoken;
 mod tally;
 pub mod template;
 pub mod tokenizer;
@@ -27,6 +28,7 @@ pub use chat::{Chat, ModelFiles};
 pub use collate::{Batch, micro_batches};
 pub use inspect::{Inspection, inspect};
 pub use sampler::Sampler;
+pub use spoken::Spoken;
 pub use template::Date;
 
 use crate::checkpoint::Checkpoint;

@@ -1,32 +1,21 @@
 //! Generation with a key/value cache, streamed when the model must be: every token is one sweep over the blocks.
 
+mod choose;
+
+pub use choose::Choice;
+
 use crate::checkpoint::Arch;
 use crate::error::{Error, Result};
 use crate::event::Phase;
 use crate::model::attention::KvCache;
-use crate::model::dropout::{mix, uniform};
 use crate::model::rope::RopeTable;
 use crate::model::visit::{Streamed, logits};
 use crate::model::{Adapter, BlockContext, Kernels, Residents, block_forward};
 use crate::plan::schedule::Habit;
 use crate::stream::Streamer;
+use choose::{choose, penalised};
+use std::ops::ControlFlow;
 use tch::{Device, Kind, Tensor};
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice {
-    /// The likeliest.
-    Greedy,
-    /// Drawn from the softmax at a temperature, among the `top_p` mass; seeded.
-    Sample {
-        /// Divides the logits.
-        temperature: f64,
-        /// Nucleus mass, 0..=1.
-        top_p: f64,
-        /// Seed.
-        seed: u64,
-    },
-}
 
 /// A model ready to generate.
 pub struct Generator {
@@ -38,6 +27,7 @@ pub struct Generator {
     device: Device,
     caches: Vec<KvCache>,
     position: usize,
+    penalty: f64,
 }
 
 impl Generator {
@@ -52,7 +42,13 @@ impl Generator {
     ) -> Generator {
         let device = streamer.device();
         let caches = (0..arch.n_layers).map(|_| KvCache::default()).collect();
-        Generator { arch, residents, adapter, streamer, kind, device, caches, position: 0 }
+        Generator { arch, residents, adapter, streamer, kind, device, caches, position: 0, penalty: 1.0 }
+    }
+
+    /// With tokens that stand in the text made less likely by `penalty` (1 = not; see [`Choice`]).
+    #[must_use]
+    pub fn with_repetition_penalty(self, penalty: f64) -> Generator {
+        Generator { penalty, ..self }
     }
 
     /// Feeds `ids` after what has been seen and returns the logits `[V]` (f32, on the host) of the last position.
@@ -99,7 +95,8 @@ impl Generator {
         Ok(logits.to_device(Device::Cpu).view([-1]))
     }
 
-    /// Continues `prompt` by up to `max_new` tokens, each handed to `each` as it comes; stops after an id in `stop`.
+    /// Continues `prompt` by up to `max_new` tokens, each handed to `each` as it comes; stops at an id in `stop`,
+    /// or where `each` breaks.
     ///
     /// # Errors
     /// As [`Generator::feed`], or what `each` returns.
@@ -109,45 +106,24 @@ impl Generator {
         max_new: usize,
         stop: &[u32],
         choice: Choice,
-        each: &mut dyn FnMut(u32) -> Result<()>,
+        each: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>,
     ) -> Result<Vec<u32>> {
-        let mut out = Vec::new();
+        let (mut out, mut seen) = (Vec::new(), prompt.to_vec());
         let mut logits = self.feed(prompt)?;
         while out.len() < max_new {
-            let id = choose(&logits, choice, out.len() as u64)?;
+            let id = choose(&penalised(&logits, &seen, self.penalty)?, choice, out.len() as u64)?;
             if stop.contains(&id) {
                 break;
             }
             out.push(id);
-            each(id)?;
+            seen.push(id);
+            if each(id)?.is_break() {
+                break;
+            }
             if out.len() < max_new {
                 logits = self.feed(&[id])?;
             }
         }
         Ok(out)
-    }
-}
-
-/// The next id from logits `[V]`; `at` counts the draws.
-fn choose(logits: &Tensor, choice: Choice, at: u64) -> Result<u32> {
-    match choice {
-        Choice::Greedy => Ok(logits.argmax(0, false).int64_value(&[]) as u32),
-        Choice::Sample { temperature, top_p, seed } => {
-            let (probabilities, ids) = (logits / temperature.max(1e-4)).softmax(0, Kind::Double).sort(0, true);
-            let (p, ids) = (Vec::<f64>::try_from(&probabilities)?, Vec::<i64>::try_from(&ids)?);
-            let mut mass = 0.0;
-            let mut kept = 0;
-            while kept < p.len() && (kept == 0 || mass < top_p) {
-                mass += p[kept];
-                kept += 1;
-            }
-            let total: f64 = p[..kept].iter().sum();
-            let mut left = uniform(mix(seed ^ 0x6765_6E65_7261_7465), at) * total;
-            let i = p[..kept].iter().position(|x| {
-                left -= x;
-                left < 0.0
-            });
-            Ok(ids[i.unwrap_or(kept - 1)] as u32)
-        }
     }
 }

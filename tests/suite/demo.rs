@@ -10,6 +10,7 @@ use blockstream_tui::event::TierName;
 use blockstream_tui::infer::Choice;
 use blockstream_tui::model::AdapterLayout;
 use serde_json::Value;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tch::Device;
@@ -58,7 +59,7 @@ fn demo_import_meets_the_reference_values() {
     // The first answer has a clear first step; later near ties may fall either way in another kernel.
     let sea = &golden["cases"][2];
     let got = generator(&dir, TierName::Disk, 3)
-        .generate(&ids(&sea["ids"]), 8, &[], Choice::Greedy, &mut |_| Ok(()))
+        .generate(&ids(&sea["ids"]), 8, &[], Choice::Greedy, &mut |_| Ok(ControlFlow::Continue(())))
         .unwrap();
     assert_eq!(got, ids(&sea["greedy_24"])[..8]);
 }

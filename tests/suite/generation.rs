@@ -7,6 +7,7 @@ use blockstream_tui::infer::{Choice, Generator};
 use blockstream_tui::model::Residents;
 use blockstream_tui::store::Reader;
 use blockstream_tui::stream::{StreamSetup, Streamer};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 use tch::{Device, Kind};
@@ -30,7 +31,7 @@ fn greedy_ids_with_a_cache_equal_transformers() {
         let want: Vec<u32> = golden.get("greedy_ids").i.iter().map(|&i| i as u32).collect();
         for (tier, slots) in [(TierName::Vram, usize::MAX), (TierName::Disk, 1), (TierName::Ram, 2)] {
             let got = generator(&dir(case), tier, slots)
-                .generate(&prompt, want.len(), &[], Choice::Greedy, &mut |_| Ok(()))
+                .generate(&prompt, want.len(), &[], Choice::Greedy, &mut |_| Ok(ControlFlow::Continue(())))
                 .unwrap();
             assert_eq!(got, want, "{case}, {tier:?}");
         }
@@ -43,14 +44,16 @@ fn generation_stops_at_an_end_token_and_samples_by_seed() {
     let prompt: Vec<u32> = golden.get("input_ids").i[..10].iter().map(|&i| i as u32).collect();
     let greedy: Vec<u32> = golden.get("greedy_ids").i.iter().map(|&i| i as u32).collect();
     let run = |stop: &[u32], choice| {
-        generator(&dir("llama_untied"), TierName::Ram, 2).generate(&prompt, 12, stop, choice, &mut |_| Ok(())).unwrap()
+        generator(&dir("llama_untied"), TierName::Ram, 2)
+            .generate(&prompt, 12, stop, choice, &mut |_| Ok(ControlFlow::Continue(())))
+            .unwrap()
     };
     let end = greedy[3];
     let first = greedy.iter().position(|i| *i == end).unwrap();
     assert_eq!(run(&[end], Choice::Greedy), greedy[..first]);
-    let sample = |seed| run(&[], Choice::Sample { temperature: 1.0, top_p: 0.95, seed });
+    let sample = |seed| run(&[], Choice::Sample { temperature: 1.0, top_k: 0, top_p: 0.95, seed });
     assert_eq!(sample(1), sample(1));
     assert_ne!(sample(1), sample(2));
     // No mass but the first token's, or no temperature: greedy.
-    assert_eq!(run(&[], Choice::Sample { temperature: 1.0, top_p: 0.0, seed: 1 }), greedy);
+    assert_eq!(run(&[], Choice::Sample { temperature: 1.0, top_k: 0, top_p: 0.0, seed: 1 }), greedy);
 }

@@ -55,6 +55,8 @@ mod resumes;
 #[cfg(feature = "torch")]
 mod runs;
 #[cfg(feature = "torch")]
+mod spoken;
+#[cfg(feature = "torch")]
 mod streaming;
 #[cfg(feature = "torch")]
 mod tiling;
