@@ -7,6 +7,7 @@
 mod check;
 mod date;
 mod format;
+mod held;
 mod methods;
 mod python;
 mod room;

@@ -1,16 +1,20 @@
 //! The thread that one template is compiled and rendered on. A template comes from anyone: expressions and values may
-//! be nested as deep as its fuel pays for, so its thread has a stack for that, its own time, and may die alone.
+//! be nested as deep as its fuel pays for, so its thread has a stack for that, its own time and memory, and may die alone.
 
+use super::held;
 use minijinja::Environment;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Stack of the thread, in bytes: address space, of which memory is taken only as deep as it is used.
 const STACK: usize = 1 << 30;
 /// Longest time that one compilation or rendering may take.
 const TIME: Duration = Duration::from_secs(60);
+/// How often a waiting thread looks whether this one stands still.
+const LOOK: Duration = Duration::from_millis(50);
 
 type Job = Box<dyn FnOnce(&mut Environment<'static>) + Send>;
 
@@ -18,6 +22,8 @@ type Job = Box<dyn FnOnce(&mut Environment<'static>) + Send>;
 #[derive(Debug)]
 pub struct Room {
     jobs: Mutex<SyncSender<Job>>,
+    /// The thread took more memory than it may, and stands still.
+    past: Arc<AtomicBool>,
 }
 
 impl Room {
@@ -30,10 +36,13 @@ impl Room {
     ) -> Result<Result<Room, E>, String> {
         let (jobs, inbox) = sync_channel::<Job>(1);
         let (made, answer) = sync_channel(1);
+        let past = Arc::<AtomicBool>::default();
+        let told = past.clone();
         Builder::new()
             .name("chat-template".into())
             .stack_size(STACK)
             .spawn(move || {
+                held::begin(&told);
                 let mut env = match make() {
                     Ok(env) => {
                         let _ = made.send(Ok(()));
@@ -44,10 +53,14 @@ impl Room {
                         return;
                     }
                 };
-                inbox.into_iter().for_each(|job| job(&mut env));
+                inbox.into_iter().for_each(|job| {
+                    // Texts that were handed out are given back on other threads: each job counts anew.
+                    held::begin(&told);
+                    job(&mut env);
+                });
             })
             .map_err(|e| format!("no thread for it can be started: {e}"))?;
-        wait(&answer).map(|made| made.map(|()| Room { jobs: Mutex::new(jobs) }))
+        wait(&answer, &past).map(|made| made.map(|()| Room { jobs: Mutex::new(jobs), past }))
     }
 
     /// The result of `job` on the room's thread.
@@ -63,13 +76,23 @@ impl Room {
         let jobs = self.jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // A job that is still running after its time keeps the room: everything behind it would wait.
         jobs.try_send(job).map_err(|_| "the template engine is stuck in an earlier rendering".to_string())?;
-        wait(&answer)
+        wait(&answer, &self.past)
     }
 }
 
-fn wait<T>(answer: &Receiver<T>) -> Result<T, String> {
-    answer.recv_timeout(TIME).map_err(|e| match e {
-        RecvTimeoutError::Timeout => format!("it takes longer than {} s", TIME.as_secs()),
-        RecvTimeoutError::Disconnected => "the template engine has failed at it".into(),
-    })
+fn wait<T>(answer: &Receiver<T>, past: &AtomicBool) -> Result<T, String> {
+    let begun = Instant::now();
+    loop {
+        match answer.recv_timeout(LOOK) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => return Err("the template engine has failed at it".into()),
+            Err(RecvTimeoutError::Timeout) if past.load(Ordering::SeqCst) => {
+                return Err(format!("it takes more than {} MB of memory", held::MOST >> 20));
+            }
+            Err(RecvTimeoutError::Timeout) if begun.elapsed() > TIME => {
+                return Err(format!("it takes longer than {} s", TIME.as_secs()));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
 }

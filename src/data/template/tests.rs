@@ -223,6 +223,19 @@ fn case_fo_81_what_a_template_builds_is_bounded() {
 
 /// What Python's `str.format` prints, from CPython 3.12.
 #[test]
+fn case_fo_81c_memory_that_no_fuel_pays_for_is_bounded() {
+    let doubled = "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}{% endfor %}";
+    let template = compile(doubled).unwrap();
+    let why = template.render(nothing()).unwrap_err().to_string();
+    assert!(why.contains("more than 512 MB of memory"), "{why}");
+    // That thread is lost and says so; others work.
+    let why = template.render(nothing()).unwrap_err().to_string();
+    assert!(why.contains("stuck in an earlier rendering") || why.contains("memory"), "{why}");
+    let fine = compile("{{ 'a' * 3 }}").unwrap();
+    (0..100).for_each(|_| assert_eq!(fine.render(nothing()).unwrap(), "aaa"));
+}
+
+#[test]
 fn case_fo_81b_widths_given_as_fields_print_as_in_python() {
     for (source, want) in [
         ("{{ '{:>{}}|'.format('a', 4) }}", "   a|"),
