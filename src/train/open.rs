@@ -3,7 +3,7 @@
 use super::apart::apart;
 use super::optim::AdamW;
 use super::resume;
-use super::save::{self, TrainerState};
+use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::{Stages, Telemetry};
 use super::trainer::{Run, notice};
@@ -22,6 +22,7 @@ use crate::model::{Adapter, AdapterLayout, Kernels, Residents, compute_kind, kin
 use crate::plan::{ModePlan, lowest_trainable, past_positions};
 use crate::store::Reader;
 use crate::stream::{StreamSetup, Streamer};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tch::{Device, Tensor};
@@ -55,7 +56,7 @@ impl<'a> Run<'a> {
         }
         let lora = scaled_as_trained(job, old.as_ref(), &state, &sink)?;
         let layout = AdapterLayout::new(&checkpoint, &lora)?;
-        let restored = job.resume.as_ref().map(|r| save::tensors(&r.checkpoint, &layout)).transpose()?;
+        let restored = job.resume.as_ref().map(|r| read_tensors(&r.checkpoint, &layout, &stop)).transpose()?;
 
         let date = old.as_ref().map(|old| old.template_date.clone()).filter(|d| !d.is_empty());
         let data = read_data(job, &checkpoint, date, &sink, &control)?;
@@ -188,6 +189,12 @@ impl<'a> Run<'a> {
             written: None,
         })
     }
+}
+
+/// Reads a checkpoint's tensors on a thread of their own: gigabytes of a large adapter must not keep a stop waiting.
+fn read_tensors(dir: &Path, layout: &AdapterLayout, stop: &dyn Fn() -> Result<()>) -> Result<Tensors> {
+    let (dir, layout) = (dir.to_path_buf(), layout.clone());
+    apart("checkpoint", stop, &mut |_| {}, move |_| save::tensors(&dir, &layout))
 }
 
 /// Reads the data on a thread of its own: a long row's tokens, or a drive that hangs, must not keep a stop waiting.

@@ -1,13 +1,15 @@
 //! How runs end: whatever ends one, at whatever moment, the folder, the status and the last words agree, and no more
 //! than the step in progress is lost.
 
-use super::runs::{agrees, config, file, run_until};
+use super::runs::{agrees, config, copy_folder, file, run_until};
 use crate::support::fixture::Model;
+use blockstream_tui::checkpoint::{self, adapter};
 use blockstream_tui::config::{RunConfig, load};
 use blockstream_tui::device::shim;
 use blockstream_tui::engine::{Control, Engine, EventSink, Job, Outcome, Services, Stop};
-use blockstream_tui::error::{ExitCode, Result};
+use blockstream_tui::error::{Error, ExitCode, Result};
 use blockstream_tui::event::{Command, Event, EventKind, Gauges, Phase, RunFinished, RunStatus};
+use blockstream_tui::model::AdapterLayout;
 use blockstream_tui::train::{Trainer, save};
 use blockstream_tui::worker::{Desk, DeskOptions, Signals};
 use serde_json::Value;
@@ -451,6 +453,43 @@ fn case_fo_11b_a_stop_is_heard_inside_a_long_visit_and_while_one_long_row_is_rea
     let (_, finished, seconds) = run_until(&c, &dir.path().join("c"), reading, in_the_row);
     assert!(seconds < 1.0, "{seconds} s while a row is read");
     assert_eq!((finished.status, finished.checkpoint), (RunStatus::Stopped, None));
+}
+
+#[test]
+fn case_fo_03l_a_save_or_a_check_that_is_stopped_at_any_piece_leaves_the_folder_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let c = short(dir.path());
+    let (_, finished, _) = run_until(&c, &dir.path().join("results"), |_| false, |_| {});
+    let from = finished.checkpoint.unwrap();
+    let layout = AdapterLayout::new(&checkpoint::open(Path::new(&c.model.path)).unwrap(), &c.lora).unwrap();
+    let (config, _) = adapter::read(&from).unwrap();
+    let (tensors, state) = (save::tensors(&from, &layout).unwrap(), save::state(&from, &|| Ok(())).unwrap());
+
+    let run = dir.path().join("run");
+    copy_folder(&from, &run.join("checkpoint-6"));
+    let mut pieces = 0;
+    loop {
+        let mut left = pieces;
+        let mut told = |_| {
+            left -= 1;
+            if left < 0 { Err(Error::stopped()) } else { Ok(()) }
+        };
+        let saved = save::save(&run, &config, &layout, &tensors, &state, &mut told);
+        let all: Vec<_> = std::fs::read_dir(&run).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(all, ["checkpoint-6"], "stopped at piece {pieces}");
+        assert_eq!(save::newest(&run), (Some(run.join("checkpoint-6")), Vec::new()));
+        match saved {
+            Err(e) => assert!(e.is_stop(), "{e}"),
+            Ok(_) => break,
+        }
+        pieces += 1;
+    }
+    assert!(pieces > 10, "{pieces}");
+
+    let asked = AtomicUsize::new(0);
+    let stop = || if asked.fetch_add(1, Ordering::SeqCst) < 2 { Ok(()) } else { Err(Error::stopped()) };
+    assert!(save::state(&from, &stop).is_err_and(|e| e.is_stop()));
+    assert_eq!(asked.into_inner(), 3, "nothing is hashed after a stop");
 }
 
 #[test]
