@@ -3,6 +3,7 @@
 //! Every key is checked where it is read; an unknown family, activation, rope rule or quantisation refuses by name.
 //! Defaults are those of transformers' configuration classes, and a default taken is a note.
 
+use super::keys::{CONFIG, check};
 use super::packed::{self, Form};
 use super::planned::{self, Known};
 use super::rope;
@@ -28,6 +29,8 @@ pub struct Read {
     pub tower: Option<&'static str>,
     /// `attention_bias` as written.
     pub attention_bias: Option<bool>,
+    /// `mlp_bias` as written.
+    pub mlp_bias: Option<bool>,
     /// Why the family can be planned, not trained.
     pub plan_only: Option<String>,
     /// How `quantization_config` says the weights are stored.
@@ -67,7 +70,11 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let (family, known) = family(&keys)?;
     match known {
         Some(known) => keys.take_defaults(known)?,
-        None => refuse_experts(&keys, announced)?,
+        None => {
+            refuse_experts(&keys, announced)?;
+            let told = check("config.json", CONFIG, &keys.map)?;
+            keys.notes.extend(told.into_iter().chain(other_head(&keys)));
+        }
     }
     let experts = mixture(&keys)?;
 
@@ -116,7 +123,7 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
     let tower = ["vision_config", "audio_config", "speech_config"]
         .into_iter()
         .find(|k| outer.get(*k).is_some_and(|v| !v.is_null()));
-    let attention_bias = keys.flag("attention_bias")?;
+    let (attention_bias, mlp_bias) = (keys.flag("attention_bias")?, keys.flag("mlp_bias")?);
     let next_layers = if known.is_some() { keys.count("num_nextn_predict_layers", 16)?.unwrap_or(0) } else { 0 };
     let plan_only = known.map(planned::reason);
     let class_prefix = if inner.is_some() { "model.language_model." } else { "model." };
@@ -126,6 +133,7 @@ pub fn read(config: &Value, generation: Option<&Value>) -> Result<Read> {
         notes: keys.notes,
         tower,
         attention_bias,
+        mlp_bias,
         plan_only,
         announced,
         next_layers,
@@ -229,6 +237,17 @@ fn family(keys: &Keys) -> Result<(Family, Option<&'static Known>)> {
 pub(super) fn experts(what: &str) -> Error {
     Error::checkpoint(format!("mixture of experts is not supported yet: {what}"))
         .next("pick a dense model: llama, mistral, qwen2, qwen3")
+}
+
+/// A note for a class with a head of its own, such as one that scores texts: its weights have no part in a language model.
+fn other_head(keys: &Keys) -> Option<String> {
+    let classes = keys.get_any("architectures")?.as_array()?;
+    let language = |c: &Value| {
+        let name = c.as_str().unwrap_or_default();
+        ["CausalLM", "LMHeadModel", "ConditionalGeneration", "Model"].iter().any(|end| name.ends_with(end))
+    };
+    let class = classes.first().filter(|_| !classes.iter().any(language))?;
+    Some(format!("config.json is of class {}: read as a language model, without that class's own head", short(class)))
 }
 
 /// Keys that give the number of routed experts.

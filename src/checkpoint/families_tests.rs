@@ -202,3 +202,60 @@ fn a_nested_text_config_is_the_one_that_counts() {
     let r = arch(Model::tiny().unset("tie_word_embeddings").nested(outer));
     assert_eq!((r.arch.hidden, r.arch.tied, r.tower), (64, true, Some("vision_config")));
 }
+
+/// Every key of the four config classes and their base in transformers 5.19, each at its default or a value like it.
+fn all_keys(family: &str) -> Model {
+    let mut m = Model::family(family);
+    for (key, value) in [
+        ("transformers_version", json!("5.19.0")),
+        ("architectures", json!(["LlamaForCausalLM"])),
+        ("output_hidden_states", json!(true)),
+        ("return_dict", json!(true)),
+        ("dtype", json!("bfloat16")),
+        ("torch_dtype", json!("bfloat16")),
+        ("chunk_size_feed_forward", json!(0)),
+        ("is_encoder_decoder", json!(false)),
+        ("id2label", json!({"0": "LABEL_0"})),
+        ("label2id", json!({"LABEL_0": 0})),
+        ("problem_type", json!("regression")),
+        ("per_layer_config", json!({})),
+        ("tie_last_hidden_states", json!(true)),
+        ("initializer_range", json!(0.02)),
+        ("use_cache", json!(true)),
+        ("pretraining_tp", json!(1)),
+        ("attention_dropout", json!(0.0)),
+        ("mlp_bias", json!(false)),
+        ("rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0})),
+        ("use_sliding_window", json!(false)),
+        ("max_window_layers", json!(28)),
+        ("_name_or_path", json!("o/n")),
+        ("temperature", json!(0.6)),
+    ] {
+        m = m.set(key, value);
+    }
+    m
+}
+
+#[test]
+fn every_known_key_is_used_idle_refused_or_told() {
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        let r = arch(all_keys(family));
+        assert!(!r.notes.iter().any(|n| n.contains("aren't used")), "{family}: {:?}", r.notes);
+        let r = arch(all_keys(family).set("attention_dropout", 0.1).set("logit_scale", 0.5));
+        let told = "config.json has keys that aren't used here: 'attention_dropout', 'logit_scale'";
+        assert_eq!(r.notes.iter().filter(|n| *n == told).count(), 1, "{family}: {:?}", r.notes);
+    }
+    refused(Model::tiny().set("is_encoder_decoder", true), &["'is_encoder_decoder' = true"]);
+    refused(Model::tiny().set("per_layer_config", json!({"0": {"hidden_act": "gelu"}})), &["'per_layer_config'"]);
+    refused(Model::tiny().set("pruned_heads", json!({"0": [1]})), &["'pruned_heads'"]);
+}
+
+#[test]
+fn a_class_with_another_head_is_told() {
+    let noted = |class: &str| arch(Model::tiny().set("architectures", json!([class]))).notes;
+    assert!(noted("LlamaForSequenceClassification").iter().any(|n| n.contains("without that class's own head")));
+    for class in ["LlamaForCausalLM", "LlamaModel", "LlavaForConditionalGeneration"] {
+        assert!(noted(class).is_empty(), "{class}");
+    }
+    assert!(arch(Model::tiny().set("architectures", Value::Null)).notes.is_empty());
+}

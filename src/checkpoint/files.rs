@@ -10,6 +10,9 @@ use std::path::Path;
 /// Largest `config.json` (or other small JSON of a model folder) that is read.
 pub const SMALL_JSON: u64 = 16 << 20;
 
+/// What some editors put before UTF-8 text.
+pub const BOM: &[u8] = b"\xef\xbb\xbf";
+
 const LFS_MAGIC: &[u8] = b"version https://git-lfs.github.com/spec/";
 /// A pointer file is three short lines; the LFS specification caps it at 1024 bytes.
 const LFS_MAX: u64 = 1024;
@@ -64,12 +67,18 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     parse_json(path, &bytes)
 }
 
+/// A note for a file that starts with a byte order mark, which no JSON does and some editors write.
+#[must_use]
+pub fn bom_note(name: &str, bytes: &[u8]) -> Option<String> {
+    bytes.starts_with(BOM).then(|| format!("{} starts with a byte order mark, which is skipped", clean(name)))
+}
+
 /// Parses the JSON `bytes` of the file at `path`; a byte order mark is skipped.
 ///
 /// # Errors
 /// Not JSON of the shape `T`.
 pub fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let bytes = bytes.strip_prefix(BOM).unwrap_or(bytes);
     serde_json::from_slice(bytes).map_err(|e| {
         let what =
             if bytes.is_empty() { "is empty".into() } else { format!("is not valid: {}", clean(&e.to_string())) };

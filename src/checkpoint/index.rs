@@ -4,7 +4,7 @@
 //! believed; where it disagrees with the headers, that is one note.
 
 use super::files::{open_regular, parse_json, read_small, shown};
-use super::header;
+use super::{header, keys};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::text::clean;
@@ -175,6 +175,10 @@ fn by_index(dir: &Path) -> Result<WeightSet> {
         claimed_total: index.metadata.as_ref().and_then(|m| m.get("total_size").cloned()),
         ..WeightSet::default()
     };
+    set.notes.extend(keys::check("the index", keys::INDEX, &index.other)?);
+    if let Some(metadata) = &index.metadata {
+        set.notes.extend(keys::check("the index's metadata", keys::INDEX_METADATA, metadata)?);
+    }
     let mut absent = BTreeSet::new();
     for &name in &names {
         match source(dir, name) {
@@ -354,6 +358,8 @@ struct Index {
     metadata: Option<serde_json::Map<String, Value>>,
     #[serde(deserialize_with = "pairs")]
     weight_map: Vec<(String, String)>,
+    #[serde(flatten)]
+    other: serde_json::Map<String, Value>,
 }
 
 /// A JSON object of strings as pairs, so that a key given twice is seen.

@@ -311,12 +311,16 @@ fn note_biases(notes: &mut Vec<String>, block: &Block, read: &Read) {
     if read.arch.family == Family::Planned {
         return;
     }
-    let has = block.tensors.iter().any(|t| t.role == Role::QBias);
-    let expected = read.attention_bias.unwrap_or(read.arch.family == Family::Qwen2);
-    if expected && !has {
-        notes.push("config.json implies q/k/v biases, but the file has none: none are used".into());
-    } else if has && !expected {
-        notes.push("the file has q/k/v biases that config.json does not announce: they are used".into());
+    let attention = read.attention_bias.unwrap_or(read.arch.family == Family::Qwen2);
+    for (what, role, expected) in
+        [("q/k/v", Role::QBias, attention), ("gate/up/down", Role::GateBias, read.mlp_bias.unwrap_or(false))]
+    {
+        let has = block.tensors.iter().any(|t| t.role == role);
+        if expected && !has {
+            notes.push(format!("config.json implies {what} biases, but the file has none: none are used"));
+        } else if has && !expected {
+            notes.push(format!("the file has {what} biases that config.json does not announce: they are used"));
+        }
     }
 }
 

@@ -11,6 +11,7 @@ pub mod header;
 pub mod hub;
 pub mod index;
 pub mod inventory;
+pub mod keys;
 pub mod remote;
 pub mod types;
 pub mod vocab;

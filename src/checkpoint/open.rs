@@ -1,6 +1,6 @@
 //! Opening a model folder: files, headers, config, inventory, tokenizer size and fingerprint, in that order.
 
-use super::files::{SMALL_JSON, parse_json, read_json, read_small, shown};
+use super::files::{SMALL_JSON, bom_note, parse_json, read_json, read_small, shown};
 use super::header::{self, ReadHeader};
 use super::index::{self, WeightSet, list, plural};
 use super::types::{Checkpoint, TensorInfo, WeightFile};
@@ -29,6 +29,7 @@ pub(super) fn open(dir: &Path, depth: Depth) -> Result<Checkpoint> {
     let config_path = dir.join("config.json");
     let config_bytes = read_small(&config_path, SMALL_JSON)?;
     let config: Value = parse_json(&config_path, &config_bytes)?;
+    notes.extend(bom_note("config.json", &config_bytes));
     let generation = generation_config(&dir, &mut notes)?;
     // Families first: a model this program can't train should say so before its shards are asked for.
     let mut read = families::read(&config, generation.as_ref()).map_err(|e| at_path(e, &config_path))?;

@@ -297,6 +297,27 @@ fn peft_features_that_would_be_lost_are_refused_by_name() {
     }
 }
 
+/// `LoraConfig().to_dict()` of PEFT 0.21.2, as `save_pretrained` writes it.
+#[test]
+fn every_default_of_pefts_config_is_read_or_idle() {
+    let defaults = json!({"alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
+        "base_model_name_or_path": null, "bias": "none", "corda_config": null, "ensure_weight_tying": false,
+        "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true,
+        "init_lora_weights": true, "kasa_config": null, "layer_replication": null, "layers_pattern": null,
+        "loftq_config": {}, "lora_bias": false, "lora_ga_config": null, "megatron_config": null,
+        "megatron_core": "megatron.core", "modules_to_save": null, "monteclora_config": null, "peft_version": "0.21.2",
+        "qalora_group_size": 16, "rank_pattern": {}, "revision": null, "runtime_config": {"ephemeral_gpu_offload": false},
+        "target_parameters": null, "trainable_token_indices": null, "use_bdlora": null, "use_dora": false,
+        "use_qalora": false, "use_rslora": false, "velora_config": null});
+    let dir = with_config(|c| defaults.as_object().unwrap().iter().for_each(|(k, v)| c[k] = v.clone()));
+    assert_eq!(read(dir.path()).unwrap().0.target_modules, ["q_proj", "v_proj"]);
+    for key in ["arrow_config", "kasa_config", "velora_config", "monteclora_config", "use_bdlora", "layer_replication"]
+    {
+        let dir = with_config(|c| c[key] = json!({"on": 1}));
+        assert!(refusal(dir.path()).contains(&format!("{key} = ")), "{key}");
+    }
+}
+
 #[test]
 fn damaged_tensor_files_say_what_is_wrong() {
     let dir = written(&config(), &tensors(4));

@@ -18,7 +18,7 @@ use std::path::Path;
 /// Files beside the weights that planning reads.
 pub(super) const FOR_PLANNING: [&str; 2] = ["config.json", "generation_config.json"];
 /// Files beside weights and index that training and generating read.
-pub(super) const FOR_TRAINING: [&str; 11] = [
+pub(super) const FOR_TRAINING: [&str; 12] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -30,6 +30,7 @@ pub(super) const FOR_TRAINING: [&str; 11] = [
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
 ];
 /// Most file names of a repository that are looked at.
 const MAX_FILES: usize = 100_000;

@@ -213,3 +213,37 @@ fn case_fo_89_an_index_of_millions_is_refused_in_little_time() {
     refused(d.path(), &["lacks 10000 of 10000 weights files", "with 1000000 of 1000000 tensors"]);
     assert!(since.elapsed().as_secs() < 20, "{:?}", since.elapsed());
 }
+
+#[test]
+fn case_fo_26_a_byte_order_mark_of_the_config_is_told() {
+    let d = dir();
+    let at = Model::tiny().write(d.path());
+    let path = at.join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    put(&path, format!("\u{feff}{text}"));
+    noted(&open(&at), &["config.json starts with a byte order mark"]);
+}
+
+#[test]
+fn keys_of_the_index_that_are_not_used_are_told() {
+    let d = dir();
+    let at = Model::tiny().shards(2).write(d.path());
+    let path = at.join("model.safetensors.index.json");
+    let mut index: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    index["metadata"]["total_parameters"] = json!(5);
+    put(&path, index.to_string());
+    assert!(!open(&at).notes.iter().any(|n| n.contains("aren't used")));
+    (index["offsets"], index["metadata"]["transpose"]) = (json!([1]), json!(true));
+    put(&path, index.to_string());
+    let c = open(&at);
+    noted(&c, &["the index has keys that aren't used here: 'offsets'"]);
+    noted(&c, &["the index's metadata has keys that aren't used here: 'transpose'"]);
+}
+
+#[test]
+fn biases_of_the_feed_forward_that_only_the_config_names_are_told() {
+    let d = dir();
+    let c =
+        open(&Model::tiny().set("mlp_bias", true).edit(|t| t.retain(|t| !t.name.ends_with("bias"))).write(d.path()));
+    noted(&c, &["config.json implies gate/up/down biases, but the file has none"]);
+}
