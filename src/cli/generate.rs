@@ -49,6 +49,8 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     if longest > positions {
         said.push(format!("warning: {}", past_positions(longest, positions)));
     }
+    said.extend_from_slice(chat.notes());
+    said.extend(chat.turn_end_note().filter(|_| !args.raw));
     said.iter().for_each(|line| print::progress(line));
 
     let mut config = RunConfig::default();
@@ -73,7 +75,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     generator.with_repetition_penalty(drawn.penalty).generate(
         &prompt,
         args.max_new_tokens,
-        tokenizer.stops(),
+        &chat.stops(),
         drawn.choice,
         &mut |id| {
             print::piece(&spoken.push(id)?)?;

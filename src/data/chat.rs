@@ -2,10 +2,11 @@
 //! from an example to token ids, which training, the inspector and generation share.
 
 use super::Row;
+use super::fit::{self, made_up, render, without_system, write_arguments};
 use super::formats::Example;
 use super::mask::{self, Fault, TrainOn};
-use super::messages::{Conversation, Turn};
-use super::template::{ChatTemplate, Context, Date, Refusal, clean, dumps};
+use super::messages::Conversation;
+use super::template::{ChatTemplate, Context, Date, Refusal, clean};
 use super::tokenizer::{Tokenizer, read_template};
 use crate::checkpoint::{Checkpoint, SpecialIds};
 use crate::error::{Error, Result};
@@ -67,6 +68,10 @@ pub struct Chat {
     date: Date,
     no_system: Option<String>,
     arguments_as_text: bool,
+    turn_end: Option<u32>,
+    tried: bool,
+    tool_fault: Option<Error>,
+    notes: Vec<String>,
 }
 
 /// An example as tokens, before anything is cut off.
@@ -86,7 +91,17 @@ pub struct Tokens {
     pub unclosed: usize,
     /// System turns folded or dropped.
     pub system_turns: usize,
-    /// Where BOS came from: `template`, `post-processor`, `add_bos_token`, `none`.
+    /// Characters of user and tool text that the template leaves out.
+    pub hidden: usize,
+    /// Whether any user text shows; `None` if there is none.
+    pub user_shown: Option<bool>,
+    /// The row has tools and the template shows none.
+    pub tools_hidden: bool,
+    /// Trained turns that begin as the generation prompt does.
+    pub opened: usize,
+    /// What the generation prompt adds, where a trained turn begins otherwise.
+    pub unlike: Option<String>,
+    /// Where BOS came from: `template`, `post-processor`, `none`.
     pub bos: &'static str,
     /// Where the last end token came from: `template`, `appended`, `text`, `none`.
     pub eos: &'static str,
@@ -116,12 +131,13 @@ impl Chat {
     /// Files missing or malformed; a template that can't be compiled or can't render a user and an assistant turn.
     pub fn open(model: ModelFiles<'_>, template: Option<&Path>, date: Date) -> Result<Chat> {
         let tokenizer = Tokenizer::open(model.dir, model.vocab, model.special)?;
+        let mut notes = tokenizer.notes().to_vec();
         let compile =
             |source: &str, origin: &str| ChatTemplate::compile(source, origin, tokenizer.specials().to_vec(), date);
         let (default, tool_use) = match template {
             Some(path) => {
                 let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-                (Some(compile(&read_template(path)?, &name)?), None)
+                (Some(compile(&read_template(path, &mut notes)?, &name)?), None)
             }
             None => {
                 let list = tokenizer.templates();
@@ -137,29 +153,29 @@ impl Chat {
             date,
             no_system: None,
             arguments_as_text: false,
+            turn_end: None,
+            tried: false,
+            tool_fault: None,
+            notes,
         };
         chat.learn()?;
         Ok(chat)
     }
 
-    /// Tries the template on made-up turns: what it can't do is known before the first row.
+    /// Tries the templates on made-up turns: what they can't do is known before the first row.
     fn learn(&mut self) -> Result<()> {
-        let Some(template) = &self.template else {
+        // A fault of this one concerns rows with tools alone.
+        self.tool_fault = self.tool_template.as_mut().and_then(|t| fit::fit(t, &mut self.notes).err());
+        let Some(template) = &mut self.template else {
             return Ok(());
         };
-        let (user, assistant) =
-            (json!({"role": "user", "content": "qqq"}), json!({"role": "assistant", "content": "aaa"}));
-        match render(template, &[user.clone(), assistant.clone()]) {
-            Err(Refusal::Failed(why)) => {
-                let what = format!(
-                    "chat template ({}) can't render a user and an assistant turn: {why}",
-                    clean(template.origin())
-                );
-                return Err(Error::data(what).next("name another template file in data.template"));
-            }
-            Err(Refusal::Raised(_)) => return Ok(()), // it wants other turns; the rows will show
-            Ok(_) => {}
+        self.tried = fit::fit(template, &mut self.notes)?;
+        if !self.tried {
+            return Ok(()); // it wants other turns; the rows will show
         }
+        let template = &*template;
+        self.turn_end = mask::turn_end(template, &self.tokenizer);
+        let (user, assistant) = made_up();
         let system = json!({"role": "system", "content": "sss"});
         self.no_system = match render(template, &[system, user.clone(), assistant]) {
             Err(why) => Some(why.to_string()),
@@ -175,6 +191,37 @@ impl Chat {
         let as_json = |text: Result<String, Refusal>| text.is_ok_and(|t| t.contains("\"kkk\""));
         self.arguments_as_text = !as_json(calls(json!({"kkk": 1}))) && as_json(calls(json!("{\"kkk\": 1}")));
         Ok(())
+    }
+
+    /// What the files say that isn't used, that was mended, or that the template wants otherwise: one line each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Whether the template took the turns that it was tried on, and so is known to show what a user says.
+    #[must_use]
+    pub fn was_tried(&self) -> bool {
+        self.tried
+    }
+
+    /// Ids at which generation stops: the end tokens that the model's files name, and the one with which the template
+    /// closes a turn.
+    #[must_use]
+    pub fn stops(&self) -> Vec<u32> {
+        let named = self.tokenizer.stops();
+        named.iter().copied().chain(self.turn_end.filter(|id| !named.contains(id))).collect()
+    }
+
+    /// A note, if the template closes turns with a token at which programs that know only the model's files don't stop.
+    #[must_use]
+    pub fn turn_end_note(&self) -> Option<String> {
+        let end = self.turn_end.filter(|id| !self.tokenizer.stops().contains(id))?;
+        Some(format!(
+            "the chat template ends turns with '{}', which isn't among the model's end tokens: `generate` stops there, \
+             other programs need it in eos_token_id of generation_config.json",
+            clean(&self.tokenizer.token_text(end))
+        ))
     }
 
     /// The tokenizer.
@@ -276,6 +323,9 @@ impl Chat {
             (Some(t), Some(_)) => t,
             _ => self.template.as_ref().ok_or_else(no_template)?,
         };
+        if let (Some(fault), Some(_)) = (&self.tool_fault, &conversation.tools) {
+            return Err(Refused::Fatal(Error::data(fault.what()).next("name another template file in data.template")));
+        }
         let mut fitted = conversation.clone();
         let mut system_turns = 0;
         if self.no_system.is_some() {
@@ -292,7 +342,12 @@ impl Chat {
                 ),
             ),
         })?;
+        let tools_hidden = conversation.tools.is_some() && fit::shows_no_tools(template, &fitted, &masked.text);
+        let user_shown = fit::shows_a_user(&fitted, &masked.text);
+        let hidden = fitted.turns.iter().map(|t| fit::hidden(t, &masked.text)).sum();
         let mut out = self.assemble(masked.text, &masked.spans, &masked.inserted)?;
+        (out.tools_hidden, out.user_shown, out.hidden) = (tools_hidden, user_shown, hidden);
+        (out.opened, out.unlike) = (masked.opened, masked.unlike);
         (out.vanished, out.unclosed, out.system_turns) = (masked.vanished, masked.unclosed, system_turns);
         out.eos = if masked.unclosed == 0 { "template" } else { "none" };
         Ok(out)
@@ -321,50 +376,4 @@ impl Chat {
 fn no_template() -> Error {
     Error::data("the checkpoint has no chat template, and conversations need one")
         .next("name a template file in data.template, or use rows of prompt and completion, or of text")
-}
-
-fn render(template: &ChatTemplate, messages: &[Json]) -> Result<String, Refusal> {
-    template.render(Context { messages, tools: None, add_generation_prompt: false, kwargs: None })
-}
-
-/// Takes system turns out of `turns`, as `fallback` says; how many there were.
-fn without_system(turns: &mut Vec<Turn>, fallback: SystemFallback) -> Result<usize, Refused> {
-    let is_system = |t: &Turn| matches!(t.role(), "system" | "developer");
-    let found = turns.iter().filter(|t| is_system(t)).count();
-    if found == 0 {
-        return Ok(0);
-    }
-    let mut waiting = String::new();
-    match fallback {
-        SystemFallback::Stop => return Err(Refused::System),
-        SystemFallback::Drop => {}
-        SystemFallback::Fold => {
-            for turn in turns.iter_mut() {
-                let content = turn.content().unwrap_or_default();
-                if is_system(turn) {
-                    waiting = format!("{waiting}{content}\n\n");
-                } else if turn.role() == "user" && !waiting.is_empty() {
-                    turn.message["content"] = format!("{}{content}", std::mem::take(&mut waiting)).into();
-                }
-            }
-        }
-    }
-    if !waiting.is_empty() {
-        return Err(Refused::Row("a system turn has no user turn to be folded into".into()));
-    }
-    turns.retain(|t| !is_system(t));
-    Ok(found)
-}
-
-/// Arguments of tool calls as JSON text, for templates that print them as they are.
-fn write_arguments(message: &mut Json) {
-    let write = |holder: &mut Json| {
-        if let Some(arguments) = holder.get_mut("arguments").filter(|a| !a.is_string()) {
-            *arguments = dumps(arguments).into();
-        }
-    };
-    for call in message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten() {
-        write(call);
-        call.get_mut("function").into_iter().for_each(write);
-    }
 }

@@ -4,7 +4,7 @@ use super::chat::{Chat, ModelFiles, Refused};
 use super::formats::{Format, fields};
 use super::pipeline::{OverLong, Settings};
 use super::reader;
-use super::tally::file_name;
+use super::tally::{file_name, shown_prompt};
 use super::template::{Date, clean};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ pub struct Inspection {
     pub tokens: Vec<TokenView>,
     /// Tokens that carry loss, cut ones left out.
     pub trained_tokens: u64,
-    /// Where BOS came from: `template`, `post-processor`, `add_bos_token`, `none`.
+    /// Where BOS came from: `template`, `post-processor`, `none`.
     pub bos: String,
     /// Where the last end token came from: `template`, `appended`, `text`, `none`.
     pub eos: String,
@@ -127,6 +127,15 @@ pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>,
     if tokens.system_turns > 0 {
         notes.push(format!("{} system turns were {}", tokens.system_turns, config.data.system_fallback));
     }
+    if tokens.hidden > 0 {
+        notes.push(format!("the chat template leaves out {} characters of user and tool text", tokens.hidden));
+    }
+    if tokens.tools_hidden {
+        notes.push("the chat template shows no tools: the model won't see those that the row names".into());
+    }
+    if let (0, Some(prompt)) = (tokens.opened, &tokens.unlike) {
+        notes.push(format!("no trained turn begins with the generation prompt '{}'", shown_prompt(prompt)));
+    }
     let views: Vec<TokenView> = (0..length)
         .map(|i| TokenView {
             id: tokens.row.ids[i],
@@ -141,6 +150,8 @@ pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>,
         notes.push("no token trains: the row will be left out".into());
     }
     let is_chat = matches!(example, super::formats::Example::Conversation(_));
+    notes.extend_from_slice(chat.notes());
+    notes.extend(chat.turn_end_note().filter(|_| is_chat));
     Ok(Inspection {
         schema: 1,
         file: file_name(file),

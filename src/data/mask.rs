@@ -65,6 +65,10 @@ pub struct Masked {
     pub vanished: usize,
     /// Trained turns that the template closes without an end token.
     pub unclosed: usize,
+    /// Trained turns that begin as the generation prompt does.
+    pub opened: usize,
+    /// What the generation prompt adds, where a trained turn begins otherwise.
+    pub unlike: Option<String>,
 }
 
 /// Why a conversation gives no mask.
@@ -98,7 +102,10 @@ pub fn conversation(
     if train_on == TrainOn::All {
         let text = view.render(&view.messages, false)?;
         let vanished = assistants.iter().map(|&i| lost(&conversation.turns[i], &text)).sum();
-        return Ok(Masked { spans: std::iter::once(0..text.len()).collect(), vanished, text, ..Masked::default() });
+        let spans = std::iter::once(0..text.len()).collect();
+        let mut out = Masked { spans, vanished, text, ..Masked::default() };
+        out.compare(assistants.last().and_then(|&i| view.prompt(&out.text, i)));
+        return Ok(out);
     }
     let wanted =
         |i: &usize| conversation.turns[*i].train && (train_on == TrainOn::Assistant || assistants.last() == Some(i));
@@ -107,7 +114,8 @@ pub fn conversation(
     }
     let mut out = Masked { text: view.render(&view.messages, false)?, ..Masked::default() };
     for i in assistants.iter().copied().filter(wanted) {
-        let turn = view.locate(&out.text, i).ok_or_else(|| {
+        let prompt = view.prompt(&out.text, i);
+        let turn = view.locate(&out.text, i, prompt.as_ref()).ok_or_else(|| {
             Fault::Template(format!(
                 "what the assistant says in message {i} can't be told from the rest of the rendered text"
             ))
@@ -115,6 +123,7 @@ pub fn conversation(
         if out.spans.last().is_some_and(|last| last.end > turn.start) {
             return Err(Fault::Template(format!("message {i} is rendered before the one it follows")));
         }
+        out.compare(prompt);
         let said = turn.start..turn.content_end;
         out.vanished += lost(&conversation.turns[i], &out.text[said.clone()]);
         out.inserted.extend(inserted(&conversation.turns[i], &out.text, said));
@@ -122,6 +131,44 @@ pub fn conversation(
         out.spans.push(turn.start..turn.end);
     }
     Ok(out)
+}
+
+/// The end token with which the template closes what the assistant says, on made-up turns; `None` if it has none, or if
+/// it wants other turns.
+#[must_use]
+pub fn turn_end(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
+    let turns = vec![Turn::new("user", "qqq", false), Turn::new("assistant", "aaa", true)];
+    let made_up = Conversation { turns, ..Conversation::default() };
+    let masked = conversation(template, tokenizer, &made_up, TrainOn::Assistant).ok()?;
+    special_end(tokenizer, &masked.text[..masked.spans.last()?.end])
+}
+
+/// The special token that `text` ends in, white space aside.
+fn special_end(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
+    let text = text.trim_end();
+    let mut starts = text.char_indices().rev().take(LONGEST_SPECIAL).map(|c| c.0);
+    starts.find_map(|at| tokenizer.special_at(&text[at..]).filter(|(len, _)| at + len == text.len()).map(|(_, id)| id))
+}
+
+/// The conversation up to a turn with the generation prompt, against the real text.
+struct Prompt {
+    /// Both.
+    text: String,
+    /// Bytes of it that are there without the generation prompt as well.
+    closed: usize,
+    /// The real text begins with it.
+    fits: bool,
+}
+
+impl Masked {
+    /// Counts a trained turn by whether it begins as its generation prompt does.
+    fn compare(&mut self, prompt: Option<Prompt>) {
+        match prompt {
+            Some(p) if p.fits => self.opened += 1,
+            Some(p) if self.unlike.is_none() => self.unlike = Some(p.text[p.closed..].to_string()),
+            _ => {}
+        }
+    }
 }
 
 /// Characters of the longest special token looked for at the end of a turn.
@@ -178,16 +225,25 @@ impl View<'_> {
         }
         out.vanished =
             assistants.iter().filter(|i| wanted(i)).map(|&i| lost(&self.conversation.turns[i], &out.text)).sum();
+        out.compare(assistants.iter().rfind(|i| wanted(i)).and_then(|&i| self.prompt(&out.text, i)));
         Ok(out)
     }
 
-    /// The span of assistant turn `i` in `full`; `None` if it can't be proven.
-    fn locate(&self, full: &str, i: usize) -> Option<Located> {
-        let open = self.render(&self.messages[..i], true).ok();
-        let closed = self.render(&self.messages[..i], false).ok();
-        // A generation prompt that isn't there, or that the real text doesn't begin with, says nothing.
-        let prompt = open.filter(|p| closed.as_ref().is_some_and(|c| c != p) && full.starts_with(p.as_str()));
-        self.by_probe(full, i, prompt.as_deref()).or_else(|| self.by_prefix(full, i, &prompt?))
+    /// What stands before assistant turn `i` with the generation prompt; `None` if the template has no such prompt.
+    fn prompt(&self, full: &str, i: usize) -> Option<Prompt> {
+        let text = self.render(&self.messages[..i], true).ok()?;
+        let closed = self.render(&self.messages[..i], false).ok()?;
+        let fits = full.starts_with(&text);
+        let same = text.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
+        let closed = (0..=same).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        (closed < text.len()).then_some(Prompt { text, closed, fits })
+    }
+
+    /// The span of assistant turn `i` in `full`; `None` if it can't be proven. A generation prompt that isn't there, or
+    /// that the real text doesn't begin with, says nothing.
+    fn locate(&self, full: &str, i: usize, prompt: Option<&Prompt>) -> Option<Located> {
+        let prompt = prompt.filter(|p| p.fits).map(|p| p.text.as_str());
+        self.by_probe(full, i, prompt).or_else(|| self.by_prefix(full, i, prompt?))
     }
 
     fn by_probe(&self, full: &str, i: usize, prompt: Option<&str>) -> Option<Located> {
@@ -236,11 +292,7 @@ impl View<'_> {
     }
 
     fn ends_in_special(&self, text: &str) -> bool {
-        let text = text.trim_end();
-        let starts = text.char_indices().rev().take(LONGEST_SPECIAL).map(|c| c.0);
-        starts
-            .into_iter()
-            .any(|at| self.tokenizer.special_at(&text[at..]).is_some_and(|(len, _)| at + len == text.len()))
+        special_end(self.tokenizer, text).is_some()
     }
 }
 
@@ -250,8 +302,8 @@ fn thinking(content: &str) -> Option<(&str, &str)> {
     Some((before.trim_start().strip_prefix("<think>").unwrap_or(before).trim(), rest.trim()))
 }
 
-/// Characters of `turn` that aren't in `text`.
-fn lost(turn: &Turn, text: &str) -> usize {
+/// Characters of `turn` that aren't in `text`; of a call whose name isn't there, all.
+pub(super) fn lost(turn: &Turn, text: &str) -> usize {
     let chars = |s: &str| s.chars().count();
     let reasoning = turn.reasoning().filter(|r| !text.contains(r.trim())).map_or(0, chars);
     let content = turn.content().unwrap_or_default();
@@ -261,10 +313,18 @@ fn lost(turn: &Turn, text: &str) -> usize {
         match thinking(content) {
             Some((inner, rest)) if text.contains(rest) && text.contains(inner) => 0,
             Some((_, rest)) if text.contains(rest) => chars(content.trim()) - chars(rest),
-            _ => chars(content.trim()).saturating_sub(chars(text)),
+            // Line by line, since templates may trim or indent.
+            _ => match content.lines().map(str::trim).filter(|l| !text.contains(l)).map(chars).sum() {
+                some if content.lines().any(|l| !l.trim().is_empty() && text.contains(l.trim())) => some,
+                _ => chars(content.trim()),
+            },
         }
     };
-    reasoning + missing
+    let calls = turn.message.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
+    let calls = calls
+        .map(|c| c.get("function").unwrap_or(c))
+        .filter(|c| c.get("name").and_then(Json::as_str).is_some_and(|name| !text.contains(name)));
+    reasoning + missing + calls.map(|c| chars(&super::template::dumps(c))).sum::<usize>()
 }
 
 /// Parts of `said` that hold more than white space and aren't in the data.

@@ -103,10 +103,6 @@ fn case_da_10_bos_exactly_once() {
     }
     let model = Fixture::default().build();
     assert_eq!(model.tokens(&row).row.ids[0], IM_START);
-    let model = Fixture { config: json!({"add_bos_token": true}), ..Fixture::default() }.build();
-    assert_eq!(model.tokens(&row).row.ids[..2], [BOS, IM_START]);
-    let model = Fixture { bos_post: true, config: json!({"add_bos_token": false}), ..Fixture::default() }.build();
-    assert_eq!(model.tokens(&row).row.ids[0], IM_START);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod collate;
+mod fit;
 pub mod formats;
 pub mod inspect;
 pub mod mask;
@@ -16,13 +17,13 @@ pub mod tokenizer;
 mod tokens;
 
 #[cfg(test)]
+mod found_tests;
+#[cfg(test)]
 mod mask_tests;
 #[cfg(test)]
 mod pipeline_tests;
 #[cfg(test)]
 mod testing;
-#[cfg(test)]
-mod tokenizer_tests;
 
 pub use chat::{Chat, ModelFiles};
 pub use collate::{Batch, micro_batches};

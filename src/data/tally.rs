@@ -60,6 +60,14 @@ pub(super) struct Tally {
     vanished_rows: u64,
     unclosed: Count,
     inserted: Count,
+    hidden: Count,
+    hidden_rows: u64,
+    user_shown: bool,
+    user_hidden: Count,
+    tools_hidden: Count,
+    opened: u64,
+    unlike: Count,
+    prompt: String,
     bos: BTreeSet<&'static str>,
     eos: BTreeSet<&'static str>,
 }
@@ -94,6 +102,16 @@ impl Tally {
         self.vanished_rows += u64::from(tokens.vanished > 0);
         self.unclosed.add(tokens.unclosed as u64, place);
         self.inserted.add(tokens.inserted.iter().filter(|i| **i).count() as u64, place);
+        self.hidden.add(tokens.hidden as u64, place);
+        self.hidden_rows += u64::from(tokens.hidden > 0);
+        self.user_shown |= tokens.user_shown == Some(true);
+        self.user_hidden.add(u64::from(tokens.user_shown == Some(false)), place);
+        self.tools_hidden.add(u64::from(tokens.tools_hidden), place);
+        self.opened += tokens.opened as u64;
+        if let Some(prompt) = tokens.unlike {
+            self.unlike.add(1, place);
+            self.prompt = prompt;
+        }
         self.bos.insert(tokens.bos);
         self.eos.insert(tokens.eos);
         let (mut row, max) = (tokens.row, settings.max_length);
@@ -144,6 +162,15 @@ impl Tally {
             ))
             .next("set data.system_fallback to \"fold\" (into the next user turn) or \"drop\""));
         }
+        if self.user_hidden.n > 0 && !self.user_shown && !chat.was_tried() {
+            return Err(Error::data(format!(
+                "the chat template shows no user text in any of {} (first at {}): the model would learn answers \
+                 without their questions",
+                rows(self.user_hidden.n),
+                self.user_hidden.first
+            ))
+            .next("name another template file in data.template"));
+        }
         if self.too_long.n > 0 {
             return Err(Error::data(format!(
                 "{} rows are longer than max_length {} (first at {}; the longest has {} tokens)",
@@ -183,6 +210,8 @@ impl Tally {
         };
         let notes = &mut out.notes;
         notes.append(&mut self.files);
+        notes.extend_from_slice(chat.notes());
+        notes.extend(chat.turn_end_note().filter(|_| self.eos.contains("template")));
         notes.extend(chat.template_origin().map(|t| format!("chat template: {}", clean(t))));
         notes.push(format!("BOS: {}; end token: {}", join(&self.bos), join(&self.eos)));
         for (why, c) in &self.dropped {
@@ -209,6 +238,25 @@ impl Tally {
             &self.unclosed,
             format!("{} trained turns have no end token: the model won't learn to stop there", self.unclosed.n),
         );
+        let (n, places) = (self.hidden.n, rows(self.hidden_rows));
+        note(&self.hidden, format!("the chat template leaves out {n} characters of user and tool text in {places}"));
+        note(
+            &self.tools_hidden,
+            format!(
+                "the chat template shows no tools: {} name tools that the model won't see, calls of them included",
+                rows(self.tools_hidden.n)
+            ),
+        );
+        if self.opened == 0 {
+            note(
+                &self.unlike,
+                format!(
+                    "no trained turn begins with the generation prompt '{}': answers will be asked for otherwise than \
+                     they are trained",
+                    shown_prompt(&self.prompt)
+                ),
+            );
+        }
         let tokenizer = chat.tokenizer();
         if let Some(eos) =
             tokenizer.eos().filter(|e| self.eos.contains("appended") && tokenizer.stops().first() != Some(e))
@@ -219,6 +267,11 @@ impl Tally {
             ));
         }
     }
+}
+
+/// A generation prompt, its line ends to be seen.
+pub(super) fn shown_prompt(prompt: &str) -> String {
+    clean(&prompt.replace('\n', "\\n"))
 }
 
 fn join(names: &BTreeSet<&'static str>) -> String {

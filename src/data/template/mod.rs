@@ -46,6 +46,7 @@ pub struct ChatTemplate {
     specials: Vec<(String, String)>,
     origin: String,
     has_generation: bool,
+    as_parts: &'static [&'static str],
 }
 
 /// What one rendering is given.
@@ -77,6 +78,16 @@ pub enum Refusal {
     Raised(String),
     /// Anything else; with line number.
     Failed(String),
+}
+
+impl Refusal {
+    /// What was raised or failed at.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        match self {
+            Refusal::Raised(why) | Refusal::Failed(why) => why,
+        }
+    }
 }
 
 impl std::fmt::Display for Refusal {
@@ -112,7 +123,7 @@ impl ChatTemplate {
         let room = Room::start(move || compiled(source, date))
             .map_err(|why| fail(None, &why))?
             .map_err(|(line, what)| fail(line, &what))?;
-        Ok(ChatTemplate { room, specials, origin: origin.to_string(), has_generation })
+        Ok(ChatTemplate { room, specials, origin: origin.to_string(), has_generation, as_parts: &[] })
     }
 
     /// Where the source came from.
@@ -125,6 +136,17 @@ impl ChatTemplate {
     #[must_use]
     pub fn has_generation(&self) -> bool {
         self.has_generation
+    }
+
+    /// From now on contents of these roles are given as lists of one text part, for templates that read nothing else.
+    pub fn give_parts(&mut self, roles: &'static [&'static str]) {
+        self.as_parts = roles;
+    }
+
+    /// Roles whose contents are given as lists of parts.
+    #[must_use]
+    pub fn parts(&self) -> &'static [&'static str] {
+        self.as_parts
     }
 
     /// The text of `context`.
@@ -172,7 +194,7 @@ impl ChatTemplate {
         let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
         let mut vars: Vec<(String, Value)> =
             self.specials.iter().map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
-        vars.push(("messages".into(), list(context.messages)));
+        vars.push(("messages".into(), context.messages.iter().map(|m| self.message(m)).collect()));
         vars.push(("tools".into(), context.tools.map_or_else(|| Value::from(()), list)));
         vars.push(("documents".into(), Value::from(())));
         vars.push(("add_generation_prompt".into(), Value::from(context.add_generation_prompt)));
@@ -182,6 +204,19 @@ impl ChatTemplate {
         }
         let bytes: u64 = context.messages.iter().chain(context.tools.into_iter().flatten()).map(size).sum();
         self.render_vars(move || Value::from_pairs(vars), (FUEL + bytes).min(MAX_FUEL))
+    }
+
+    /// A message as the template reads it.
+    fn message(&self, message: &Json) -> Value {
+        let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
+        match message.get("content") {
+            Some(Json::String(text)) if self.as_parts.contains(&role) => {
+                let mut message = message.clone();
+                message["content"] = serde_json::json!([{"type": "text", "text": text}]);
+                python::from_json(&message)
+            }
+            _ => python::from_json(message),
+        }
     }
 
     fn render_vars(&self, vars: impl FnOnce() -> Value + Send + 'static, fuel: u64) -> Result<String, Refusal> {

@@ -4,19 +4,23 @@
 //! drops leading spaces from them), so rows are encoded without one and what it would add is learnt once, here. And
 //! ids are checked against the embedding's rows at every encoding: an id past its end would read foreign memory.
 
-use super::template::{MAX_TEMPLATE, clean};
-use crate::checkpoint::SpecialIds;
+mod bounds;
+mod files;
+mod special;
+mod templates;
+
+pub use templates::TemplateSource;
+
+use super::template::clean;
+use crate::checkpoint::{SpecialIds, keys};
 use crate::error::{Error, Result};
-use serde_json::Value as Json;
-use std::fs::File;
-use std::io::Read;
+use serde_json::{Map, Value as Json};
+use special::Named;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Largest `tokenizer.json` taken, in bytes; Gemma 3's has 33 MB.
 const MAX_TOKENIZER: u64 = 512 << 20;
-/// Largest small JSON file beside it.
-const MAX_CONFIG: u64 = 64 << 20;
 
 /// Token ids of a text with the bytes each covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,17 +29,6 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// Byte range `[start, end)` of the text that each token covers; tokens that share a character share its range.
     pub offsets: Vec<(usize, usize)>,
-}
-
-/// A chat template as found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TemplateSource {
-    /// `default`, or the name in a list of templates, such as `tool_use`.
-    pub name: String,
-    /// Jinja source.
-    pub source: String,
-    /// File it came from.
-    pub origin: String,
 }
 
 /// A tokenizer and what is known about its special tokens.
@@ -49,10 +42,11 @@ pub struct Tokenizer {
     eos: Option<u32>,
     pad: Option<u32>,
     stops: Vec<u32>,
-    starts_with_bos: Option<bool>,
     specials: Vec<(String, String)>,
     added: Vec<(String, u32)>,
     templates: Vec<TemplateSource>,
+    growth: u64,
+    notes: Vec<String>,
 }
 
 impl Tokenizer {
@@ -70,31 +64,50 @@ impl Tokenizer {
                 error.next("copy the checkpoint's tokenizer files into the folder")
             });
         }
-        let bytes = read_file(&path, MAX_TOKENIZER)?;
-        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| {
-            Error::checkpoint(format!("'{}' isn't a tokenizer: {}", path.display(), clean(&e.to_string())))
-        })?;
-        check_added(&bytes, &inner, &path)?;
+        let mut notes = Vec::new();
+        let bytes = files::bytes(&path, MAX_TOKENIZER, &mut notes)?;
+        let bad = |what: String| Error::checkpoint(format!("'{}': {what}", path.display()));
+        let not_one =
+            |what: &str| Error::checkpoint(format!("'{}' isn't a tokenizer: {}", path.display(), clean(what)));
+        let parts: bounds::Parts = serde_json::from_slice(&bytes).map_err(|e| not_one(&e.to_string()))?;
+        // Before the crate is given the file: it normalizes added tokens as it reads them.
+        let growth = parts.growth().map_err(|what| bad(what).next("use the tokenizer that its makers publish"))?;
+        // The crate can't read past a key that it doesn't know.
+        if let Some(what) = keys::check("tokenizer.json", keys::TOKENIZER, &parts.other)? {
+            return Err(bad(what).next("use the tokenizer that its makers publish"));
+        }
+        let mut inner = caught(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| not_one(&e.to_string()))?;
+        check_added(&parts, &inner)
+            .map_err(|what| bad(what).next("the vocabulary has gaps; fetch the tokenizer files again"))?;
         // Rows are cut and padded by us, with counts, or not at all.
         inner.with_padding(None);
-        let bad = |e: tokenizers::Error| Error::checkpoint(format!("'{}': {}", path.display(), clean(&e.to_string())));
-        inner.with_truncation(None).map_err(bad)?;
-        let (prefix, suffix) = caught(|| affixes(&inner)).map_err(bad)?;
+        let failed = |e: tokenizers::Error| bad(clean(&e.to_string()));
+        inner.with_truncation(None).map_err(failed)?;
+        let (prefix, suffix) = caught(|| affixes(&inner)).map_err(failed)?;
         inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
 
-        let config = read_json(&dir.join("tokenizer_config.json"))?;
-        let map = read_json(&dir.join("special_tokens_map.json"))?;
-        let mut specials = Vec::new();
-        for name in ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"] {
-            // A null in tokenizer_config.json says "none" and wins over the older map.
-            let text = [&config, &map].into_iter().find_map(|file| file.get(name)).and_then(token_text);
-            specials.extend(text.map(|t| (name.to_string(), t)));
-        }
+        let config = files::object(&dir.join("tokenizer_config.json"), &mut notes)?;
+        notes.extend(unused(&config)?);
+        let named = Named::read(dir, &config, &mut notes)?;
+        let new = named.add_to(&mut inner)?;
+        let specials = named.variables;
         let id_of = |name: &str| {
             let text = specials.iter().find(|s| s.0 == name).map(|s| s.1.as_str())?;
             inner.token_to_id(text)
         };
-        let (bos, eos, pad) = (id_of("bos_token"), id_of("eos_token"), id_of("pad_token"));
+        // A name without a row of the embedding: padding works without, and what would use another is refused there.
+        let within = |id: &u32| (*id as usize) < vocab;
+        let (bos, eos, pad) =
+            (id_of("bos_token").filter(within), id_of("eos_token"), id_of("pad_token").filter(within));
+        if let Some(id) = eos.filter(|id| !within(id)) {
+            return Err(Error::checkpoint(format!(
+                "the end token '{}' that tokenizer_config.json names gets id {id}, but the embedding has {vocab} rows",
+                clean(&inner.id_to_token(id).unwrap_or_default())
+            ))
+            .next("use the tokenizer that belongs to this checkpoint"));
+        }
+        notes.extend(added_note(&new, &inner));
+        notes.extend(affix_notes(&config, (&prefix, bos), (&suffix, eos)));
         let mut stops = special.eos.clone();
         stops.extend(eos.filter(|e| !special.eos.contains(e)));
         let mut added: Vec<(String, u32)> =
@@ -110,11 +123,18 @@ impl Tokenizer {
             eos: eos.or_else(|| special.eos.first().copied()),
             pad: pad.or(special.pad),
             stops,
-            starts_with_bos: config.get("add_bos_token").and_then(Json::as_bool),
             specials,
             added,
-            templates: templates(dir, &config)?,
+            templates: templates::find(dir, &config, &mut notes)?,
+            growth,
+            notes,
         })
+    }
+
+    /// What the files say that isn't used, or that was mended: one line each.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Tokens of `text`, nothing added to them.
@@ -122,6 +142,10 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer fails, or names an id that the embedding has no row for.
     pub fn encode(&self, text: &str) -> Result<Encoded> {
+        bounds::fits(text.len(), self.growth).map_err(|bytes| {
+            Error::data(format!("the tokenizer's normalizer may make {bytes} bytes of a text of {}", text.len()))
+                .next("shorten the text, or use the tokenizer that the model's makers publish")
+        })?;
         let encoding = caught(|| self.inner.encode(text, false))
             .map_err(|e| Error::data(format!("tokenizer.json can't encode: {}", clean(&e.to_string()))))?;
         if let Some(id) = encoding.get_ids().iter().find(|id| **id as usize >= self.vocab) {
@@ -217,18 +241,15 @@ impl Tokenizer {
     }
 
     /// What goes in front of a row that starts with `first`, so that it begins with BOS exactly once, and who asks for
-    /// it: `post-processor` or `add_bos_token`. An explicit `add_bos_token` wins, as in transformers.
+    /// it. The post-processor of `tokenizer.json` decides; `add_bos_token` isn't asked, as in transformers 5.
     #[must_use]
     pub fn opening(&self, first: Option<u32>) -> (&[u32], &'static str) {
-        let has_bos = self.bos.is_some() && first == self.bos;
-        match self.starts_with_bos {
-            _ if has_bos => (&[], "template"),
-            Some(false) => (&[], "none"),
-            Some(true) if !self.prefix.contains(&self.bos.unwrap_or(u32::MAX)) => {
-                (self.bos.as_slice(), "add_bos_token")
-            }
-            _ if self.prefix.is_empty() || self.prefix.first() == first.as_ref() => (&[], "none"),
-            _ => (&self.prefix, "post-processor"),
+        if self.bos.is_some() && first == self.bos {
+            (&[], "template")
+        } else if self.prefix.is_empty() || self.prefix.first() == first.as_ref() {
+            (&[], "none")
+        } else {
+            (&self.prefix, "post-processor")
         }
     }
 
@@ -250,25 +271,12 @@ fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, t
 
 /// The crate numbers added tokens itself, by order; where that isn't the number the file gives, every special token
 /// would train another embedding row than the one meant.
-fn check_added(bytes: &[u8], inner: &tokenizers::Tokenizer, path: &Path) -> Result<()> {
-    #[derive(serde::Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
-    }
-    #[derive(serde::Deserialize)]
-    struct File {
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    let bad = |what: String| Error::checkpoint(format!("'{}': {what}", path.display()));
-    let file: File = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-    for token in file.added_tokens {
+fn check_added(parts: &bounds::Parts, inner: &tokenizers::Tokenizer) -> Result<(), String> {
+    for token in &parts.added_tokens {
         let real = inner.token_to_id(&token.content);
         if real != Some(token.id) {
             let real = real.map_or_else(|| "none".into(), |id| id.to_string());
-            return Err(bad(format!("token '{}' should have id {} but gets {real}", clean(&token.content), token.id))
-                .next("the vocabulary has gaps; fetch the tokenizer files again"));
+            return Err(format!("token '{}' should have id {} but gets {real}", clean(&token.content), token.id));
         }
     }
     Ok(())
@@ -282,85 +290,48 @@ fn affixes(inner: &tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), tokeni
     Ok(at.map_or_else(Default::default, |at| (with[..at].to_vec(), with[at + without.len()..].to_vec())))
 }
 
-/// A token in a config: text, or an object that holds it as `content`.
-fn token_text(value: &Json) -> Option<String> {
-    value.as_str().or_else(|| value.get("content")?.as_str()).map(String::from)
+/// Keys of `tokenizer_config.json` that mean something and aren't used; tokens of the model's own are.
+fn unused(config: &Map<String, Json>) -> Result<Option<String>> {
+    let own = |key: &str, value: &Json| special::is_own(key, value);
+    let rest = config.iter().filter(|(k, v)| !own(k, v)).map(|(k, v)| (k.clone(), v.clone())).collect();
+    keys::check("tokenizer_config.json", keys::TOKENIZER_CONFIG, &rest)
 }
 
-/// The folder's templates: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json` (text, or a list of
-/// name and template), else `chat_template.json`; the order in which transformers looks.
-fn templates(dir: &Path, config: &Json) -> Result<Vec<TemplateSource>> {
-    let one = |source: &str, origin: &str| {
-        vec![TemplateSource { name: "default".into(), source: source.into(), origin: origin.into() }]
+/// Tokens that `tokenizer.json` lacks and the files beside it name.
+fn added_note(new: &[String], inner: &tokenizers::Tokenizer) -> Option<String> {
+    let shown = |t: &String| format!("'{}' ({})", clean(t), inner.token_to_id(t).unwrap_or_default());
+    let names: Vec<String> = new.iter().take(5).map(shown).collect();
+    let more = if new.len() > 5 { format!(" and {} more", new.len() - 5) } else { String::new() };
+    (!new.is_empty()).then(|| {
+        format!("tokens that only the files beside tokenizer.json name, with their ids: {}{more}", names.join(", "))
+    })
+}
+
+/// Where `add_bos_token` and `add_eos_token` say other than the post-processor does, which counts.
+fn affix_notes(
+    config: &Map<String, Json>,
+    (prefix, bos): (&[u32], Option<u32>),
+    (suffix, eos): (&[u32], Option<u32>),
+) -> Vec<String> {
+    let one = |key: &str, around: &[u32], id: Option<u32>, name: &str| {
+        let asked = config.get(key).and_then(Json::as_bool)?;
+        let does = id.is_some_and(|id| around.contains(&id));
+        let what = if does { format!("adds {name}") } else { format!("adds no {name}") };
+        (asked != does && id.is_some()).then(|| {
+            format!("{key} = {asked} of tokenizer_config.json isn't used: tokenizer.json's post-processor {what}")
+        })
     };
-    let jinja = dir.join("chat_template.jinja");
-    if jinja.exists() {
-        return Ok(one(&read_template(&jinja)?, "chat_template.jinja"));
-    }
-    let json = read_json(&dir.join("chat_template.json"))?;
-    for (value, origin) in
-        [(config.get("chat_template"), "tokenizer_config.json"), (json.get("chat_template"), "chat_template.json")]
-    {
-        match value {
-            Some(Json::String(source)) => return Ok(one(source, origin)),
-            Some(Json::Array(list)) => {
-                let mut found: Vec<TemplateSource> = list
-                    .iter()
-                    .filter_map(|t| {
-                        let (name, source) = (t.get("name")?.as_str()?, t.get("template")?.as_str()?);
-                        Some(TemplateSource {
-                            name: name.into(),
-                            source: source.into(),
-                            origin: format!("{origin}, '{name}'"),
-                        })
-                    })
-                    .collect();
-                found.sort_by_key(|t| t.name != "default");
-                if found.len() > 1 && found[0].name != "default" {
-                    let names: Vec<_> = found.iter().map(|t| clean(&t.name)).collect();
-                    return Err(Error::data(format!(
-                        "{origin} has the chat templates {} and none is 'default'",
-                        names.join(", ")
-                    ))
-                    .next("copy the one you mean into a file and name it in data.template"));
-                }
-                return Ok(found);
-            }
-            _ => {}
-        }
-    }
-    Ok(Vec::new())
+    let notes = [one("add_bos_token", prefix, bos, "BOS"), one("add_eos_token", suffix, eos, "end token")];
+    notes.into_iter().flatten().collect()
 }
 
-/// A template file, length and encoding checked.
+/// A template file that the user names, length and encoding checked; notes say what was mended.
 ///
 /// # Errors
 /// It can't be read, is too long or isn't UTF-8.
-pub fn read_template(path: &Path) -> Result<String> {
-    String::from_utf8(read_file(path, MAX_TEMPLATE)?)
-        .map_err(|e| Error::data(format!("'{}' isn't UTF-8 (byte {})", path.display(), e.utf8_error().valid_up_to())))
+pub fn read_template(path: &Path, notes: &mut Vec<String>) -> Result<String> {
+    files::template(path, notes)
 }
 
-/// A small JSON file; an absent one is `null`.
-fn read_json(path: &Path) -> Result<Json> {
-    if !path.exists() {
-        return Ok(Json::Null);
-    }
-    serde_json::from_slice(&read_file(path, MAX_CONFIG)?)
-        .map_err(|e| Error::checkpoint(format!("'{}' isn't valid JSON: {e}", path.display())))
-}
-
-/// Reads a file of at most `limit` bytes; names Git-LFS pointers for what they are.
-fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
-    let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
-    if bytes.len() as u64 > limit {
-        return Err(Error::checkpoint(format!("'{}' is larger than {limit} bytes", path.display())));
-    }
-    if bytes.starts_with(b"version https://git-lfs") {
-        return Err(Error::checkpoint(format!("'{}' is a Git-LFS pointer", path.display()))
-            .next("fetch the real file (git lfs pull)"));
-    }
-    Ok(bytes)
-}
+#[cfg(test)]
+mod tests;
