@@ -32,7 +32,8 @@ pub struct TrainerState {
     pub max_steps: u64,
     /// Tokens seen.
     pub num_input_tokens_seen: u64,
-    /// One entry per step: `step, epoch, loss, grad_norm, learning_rate`.
+    /// `step, epoch, loss, grad_norm, learning_rate` of every step, and of a long run of fewer and fewer:
+    /// `metrics.jsonl` has them all.
     pub log_history: Vec<serde_json::Value>,
     /// Updates of the optimizer (skipped steps don't count).
     pub optimizer_updates: u64,
@@ -57,6 +58,10 @@ pub struct TrainerState {
     pub settings: Settings,
 }
 
+/// Entries of [`TrainerState::log_history`] at most: the memory of a run and the size of a checkpoint don't grow with
+/// its steps. Past that every second one goes.
+const LOGGED: usize = 2_000;
+
 impl TrainerState {
     /// The same, after the steps that `old` has done.
     #[must_use]
@@ -77,6 +82,13 @@ impl TrainerState {
         self.global_step = s.step;
         self.epoch = s.epoch;
         self.num_input_tokens_seen += s.tokens;
+        if self.log_history.len() >= LOGGED {
+            let mut n = 0;
+            self.log_history.retain(|_| {
+                n += 1;
+                n % 2 == 1
+            });
+        }
         self.log_history.push(serde_json::json!({
             "step": s.step, "epoch": s.epoch, "loss": finite(s.loss), "grad_norm": finite(s.grad_norm),
             "learning_rate": s.learning_rate,
@@ -414,6 +426,19 @@ pub fn save_adapter(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn case_fo_61_the_history_of_a_checkpoint_does_not_grow_with_the_steps() {
+        let mut state = TrainerState::default();
+        for step in 1..=20_000 {
+            state.log(&StepRecord { step, loss: 1.0, ..StepRecord::default() });
+            assert!(state.log_history.len() <= LOGGED);
+        }
+        let steps: Vec<u64> = state.log_history.iter().filter_map(|s| s["step"].as_u64()).collect();
+        assert!(steps.len() > LOGGED / 3 && steps.is_sorted());
+        assert_eq!((steps.first(), steps.last()), (Some(&1), Some(&20_000)));
+        assert_eq!(state.global_step, 20_000);
+    }
 
     #[test]
     fn case_fo_18b_a_folder_that_exists_is_exchanged_and_no_leftover_stays() {
