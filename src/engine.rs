@@ -241,6 +241,9 @@ pub struct RunEntry {
     /// Bytes it wrote, to the model's drive and to its own folder.
     #[serde(default)]
     pub written: Bytes,
+    /// The model to name beside its adapter: the folder or id it was trained from. `None`: it left no adapter.
+    #[serde(default)]
+    pub adapter: Option<String>,
 }
 
 /// What the screen may ask of the rest of the program. Calls return fast or say that work has begun.
@@ -257,6 +260,14 @@ pub trait Services {
     /// # Errors
     /// As [`Services::plan`], or an edit is for a card that isn't there.
     fn what_if(&mut self, config: &RunConfig, edits: &[crate::plan::Edit]) -> Result<crate::plan::PlanReport>;
+    /// Why `config` could not be started now, however well it fits; `None` where nothing is in the way.
+    fn unready(&mut self, _config: &RunConfig) -> Option<String> {
+        None
+    }
+    /// Folders that a path being typed can go on to, for a prompt to complete.
+    fn folders(&mut self, _typed: &str) -> Vec<String> {
+        Vec::new()
+    }
     /// Starts a run on the worker thread; its events arrive by [`Services::poll`].
     ///
     /// # Errors

@@ -106,6 +106,7 @@ mod tests {
         let sweep = |beside| PerStep { h2d: Bytes(h2d + beside), disk_read, ..PerStep::default() };
         ModePlan {
             verdict: Verdict::Ram,
+            trainable: true,
             reasons: vec![],
             nearest_fix: None,
             tiers: Default::default(),

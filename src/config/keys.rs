@@ -251,6 +251,11 @@ pub(super) fn advice(section: &str, name: &str) -> String {
     }
 }
 
+/// Every key of the config, dotted, in the order of the file.
+pub fn config_keys() -> impl Iterator<Item = String> {
+    KEYS.iter().map(|k| k.path())
+}
+
 /// The candidate most like `word`; `None` where none is like it: no suggestion is better than a wrong one.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {

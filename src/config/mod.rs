@@ -9,7 +9,7 @@ mod paths;
 pub mod resume;
 pub mod size;
 
-pub use keys::nearest;
+pub use keys::{config_keys, nearest};
 pub use size::terabytes;
 
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! The exact command that runs a plan: every key that differs from its default, quoted for a shell.
 
 use crate::config::RunConfig;
+use crate::error::Result;
 use toml::Value;
 
 /// `blockstream-tui train --set model.path=… --set …` for `config` in `mode`.
@@ -38,8 +39,34 @@ fn text(v: &Value) -> String {
     }
 }
 
+/// The settings that a command of [`command`] makes.
+///
+/// # Errors
+/// It is no such command, or a setting in it is refused.
+pub fn read(line: &str) -> Result<RunConfig> {
+    let words = words(line);
+    let sets: Vec<String> = words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].clone()).collect();
+    Ok(crate::config::load::load(None, &[], &sets)?.config)
+}
+
+/// The words of a line that [`quote`] wrote.
+fn words(line: &str) -> Vec<String> {
+    let (mut out, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\'' => quoted = !quoted,
+            '\\' if !quoted => word.extend(chars.next()),
+            ' ' if !quoted => out.push(std::mem::take(&mut word)),
+            c => word.push(c),
+        }
+    }
+    out.push(word);
+    out
+}
+
 /// Quotes a word for a POSIX shell where it needs it.
-fn quote(word: &str) -> String {
+pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
     let shown = crate::text::one_line(word);
     if shown.chars().all(plain) { shown.into_owned() } else { format!("'{}'", shown.replace('\'', "'\\''")) }
@@ -65,7 +92,9 @@ mod tests {
         let sets =
             ["data.files=my data.jsonl,b.jsonl", "lora.r=8", "model.path=it's/here", "stream.host_budget=64000000"];
         let back = load(None, &[], &sets.map(String::from)).unwrap().config;
-        assert_eq!((back.data.files, back.lora.r, back.stream.host_budget), (c.data.files, 8, c.stream.host_budget));
+        assert_eq!((&back.data.files, back.lora.r, back.stream.host_budget), (&c.data.files, 8, c.stream.host_budget));
+        let read = read(&line).unwrap();
+        assert_eq!((read.data.files, read.model.path), (c.data.files, "it's/here".to_owned()), "as a shell would");
         assert!(command(&RunConfig::default(), "m", "full").ends_with("--set model.path=m --set train.mode=full"));
     }
 }

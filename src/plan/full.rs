@@ -77,6 +77,7 @@ pub fn full(x: &Inputs<'_>, lora: Verdict) -> ModePlan {
     let tiers = vec![tier; n];
     ModePlan {
         verdict,
+        trainable: false,
         reasons: d.reasons(x),
         nearest_fix,
         fix_command,

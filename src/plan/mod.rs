@@ -29,6 +29,7 @@ pub mod whatif;
 pub mod words;
 pub mod work;
 
+pub use command::{quote, read as read_command};
 pub use explain::{explain, percent, wear_text};
 pub use lengths::Lengths;
 pub use peer::soup_vram;

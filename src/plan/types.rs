@@ -95,6 +95,9 @@ pub struct Modes {
 pub struct ModePlan {
     /// Verdict for the checkpoint as stored.
     pub verdict: Verdict,
+    /// This version can train it; else it is a forecast, as the reasons say.
+    #[serde(default)]
+    pub trainable: bool,
     /// Why, most important first.
     pub reasons: Vec<String>,
     /// The nearest change that would make it feasible, or better.

@@ -85,6 +85,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
     reasons.extend(batch::batch(x, &fit));
     ModePlan {
         verdict,
+        trainable: x.checkpoint.plan_only.is_none(),
         reasons,
         nearest_fix: fix,
         fix_command,

@@ -1,7 +1,7 @@
 //! What if the machine were another: edits to a [`Machine`], from `ram=32GB` on the command line or a key on a screen.
 
 use crate::config::ByteSize;
-use crate::device::Machine;
+use crate::device::{Gpu, Machine};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, rate};
 
@@ -71,7 +71,7 @@ impl Edit {
         })
     }
 
-    /// Makes the change; one for a card that isn't there changes nothing.
+    /// Makes the change; the link of a card that isn't there changes nothing.
     pub fn change(&self, m: &mut Machine) {
         // What is left of `to` beside what is in use, and what is missing for that.
         let other = |now: Bytes, free: Bytes, lacking: Bytes, to: u64| {
@@ -85,12 +85,13 @@ impl Edit {
                 m.ram.pinnable = Bytes((to as f64 * share.min(1.0)) as u64);
                 m.ram.total = Bytes(to);
             }
-            Edit::Vram(to) => {
-                if let Some(g) = &mut m.gpu {
+            Edit::Vram(to) => match &mut m.gpu {
+                Some(g) => {
                     (g.vram_free, g.vram_lacking) = other(g.vram_total, g.vram_free, g.vram_lacking, to);
                     g.vram_total = Bytes(to);
                 }
-            }
+                None => m.gpu = Some(imagined(to)),
+            },
             Edit::Disk(to) => m.disk.free = Bytes(to),
             Edit::Tbw(to) => m.disk.tbw = Some(Bytes(to)),
             Edit::Read(to) => (m.disk.read, m.disk.read_spread) = (to, None),
@@ -120,16 +121,32 @@ impl Edit {
     }
 }
 
+/// A card for a machine that has none: its memory is what is asked about, the rest is that of a middling one of today
+/// (PCIe 4 x8, 40 TFLOP/s), and the plan says that its rates are guessed.
+fn imagined(vram: u64) -> Gpu {
+    Gpu {
+        name: "a GPU of the what-if".into(),
+        vram_total: Bytes(vram),
+        // A desktop and the driver take some of every card.
+        vram_free: Bytes(vram - vram / 16),
+        overhead: Bytes(450_000_000),
+        h2d: 12.5e9,
+        d2h: 12.5e9,
+        flops: 4e13,
+        ..Gpu::default()
+    }
+}
+
 /// `machine` with `edits` made; its source says that it is edited.
 ///
 /// # Errors
-/// An edit is for a card, and there is none.
+/// An edit is for the link to a card, and there is none.
 pub fn edited(machine: &Machine, edits: &[Edit]) -> Result<Machine> {
     let mut m = machine.clone();
     for e in edits {
-        if matches!(e, Edit::Vram(_) | Edit::Link(_)) && m.gpu.is_none() {
+        if matches!(e, Edit::Link(_)) && m.gpu.is_none() {
             return Err(Error::usage(format!("what-if {}: this machine has no GPU", e.words()))
-                .next("name a machine that has one with --profile"));
+                .next("add one with vram=16GB before it, or name a machine that has one with --profile"));
         }
         e.change(&mut m);
     }
@@ -178,7 +195,9 @@ mod tests {
         assert_eq!(e.ram.pinnable.0, (32e9 * (8.0 * GIB as f64) / m.ram.total.0 as f64) as u64);
         assert!(e.source.starts_with("edited (ram = 32.00 GB, vram = 17.18 GB, read = 7.00 GB/s); profile"));
         let cpu = profile::load(Path::new("cpu-only")).unwrap();
-        assert!(edited(&cpu, &[Edit::Vram(1)]).unwrap_err().to_string().contains("no GPU"));
+        assert!(edited(&cpu, &[Edit::Link(1e9)]).unwrap_err().to_string().contains("no GPU"));
+        let carded = edited(&cpu, &[Edit::Vram(16 * GB), Edit::Link(1e9)]).unwrap().gpu.unwrap();
+        assert!(carded.vram_total == Bytes(16 * GB) && carded.vram_free < carded.vram_total && carded.h2d == 1e9);
         assert_eq!(edited(&cpu, &[]).unwrap(), cpu);
     }
 }

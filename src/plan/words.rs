@@ -61,6 +61,16 @@ pub fn resource(key: &str) -> &str {
     }
 }
 
+/// What limited a step on `device`, in words: `disk`, `link` or `compute`, as a run says it.
+#[must_use]
+pub fn limiting<'a>(key: &'a str, device: &str) -> &'a str {
+    match (key, device) {
+        ("compute", "cpu") => resource("cpu"),
+        ("link", "cpu") => "loading weights",
+        (key, _) => resource(key),
+    }
+}
+
 /// What binds a ceiling, in words.
 fn limit(key: &str) -> &str {
     match key {

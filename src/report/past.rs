@@ -98,6 +98,7 @@ mod tests {
                 tiers: Vec::new(),
                 month: String::new(),
                 written: Bytes::ZERO,
+                adapter: None,
             }
         };
         ratios.iter().enumerate().map(run).collect()

@@ -96,6 +96,7 @@ fn entry(dir: PathBuf) -> (String, RunEntry) {
         tiers: parsed(&report["tiers"]["placement"]).unwrap_or_default(),
         month: month_of(&started),
         written: written(&report),
+        adapter: base_of_adapter(&dir),
         ..bare_entry(run_id, dir, String::new(), "")
     };
     (started, entry)
@@ -116,7 +117,18 @@ fn bare_entry(run_id: String, dir: PathBuf, model: String, verdict: &str) -> Run
         eval: (None, None),
         seconds_per_step: None,
         tiers: Vec::new(),
+        adapter: None,
     }
+}
+
+/// The model to name beside the adapter that a run left: the folder or id it was trained from.
+fn base_of_adapter(dir: &Path) -> Option<String> {
+    if !dir.join("adapter/adapter_model.safetensors").is_file() {
+        return None;
+    }
+    let config: toml::Table = fs::read_to_string(dir.join(CONFIG_FILE)).ok()?.parse().ok()?;
+    let path = config.get("model")?.get("path")?.as_str()?;
+    (!path.is_empty()).then(|| path.to_owned())
 }
 
 /// `2026-11` of a time or a run's name that begins with `202611`; empty where it doesn't.
@@ -165,6 +177,19 @@ pub fn load(run_dir: &Path) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn case_fo_55_a_run_names_the_base_of_the_adapter_it_left_and_none_without_one() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(base_of_adapter(dir.path()), None);
+        fs::write(dir.path().join(CONFIG_FILE), "[model]\npath = \"models/base\"\n").unwrap();
+        assert_eq!(base_of_adapter(dir.path()), None, "it left no adapter");
+        fs::create_dir(dir.path().join("adapter")).unwrap();
+        fs::write(dir.path().join("adapter/adapter_model.safetensors"), "").unwrap();
+        assert_eq!(base_of_adapter(dir.path()).as_deref(), Some("models/base"));
+        fs::write(dir.path().join(CONFIG_FILE), "not toml").unwrap();
+        assert_eq!(base_of_adapter(dir.path()), None);
+    }
 
     #[test]
     fn run_folders_have_plain_unique_names_also_in_a_race() {

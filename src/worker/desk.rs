@@ -117,6 +117,17 @@ impl Desk {
         self.listed.as_ref().map_or(&[], |(_, runs)| runs)
     }
 
+    /// Refuses what can be seen to be in the way of a run before a folder is made for it.
+    fn startable(&mut self, config: &RunConfig) -> Result<()> {
+        refuse_unready(config, self.options.resume.is_some())?;
+        let checkpoint = self.checkpoint(config)?;
+        checkpoint.runnable()?;
+        if config.data.format != "tokens" {
+            checkpoint::needs_tokenizer(&checkpoint.dir)?;
+        }
+        Ok(())
+    }
+
     /// Opens the checkpoint, once per path.
     fn checkpoint(&mut self, config: &RunConfig) -> Result<&Checkpoint> {
         let path = &config.model.path;
@@ -192,14 +203,37 @@ pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
     })
 }
 
+/// Folders whose path begins with `typed`, at most a screenful; hidden ones only where a dot was typed.
+fn folders(typed: &str) -> Vec<String> {
+    let (parent, start) = typed.rsplit_once('/').map_or(("", typed), |(p, s)| (p, s));
+    let at = if typed.starts_with('/') && parent.is_empty() {
+        "/"
+    } else if parent.is_empty() {
+        "."
+    } else {
+        parent
+    };
+    let entries = std::fs::read_dir(at).into_iter().flatten().flatten();
+    let named = entries.filter(|e| e.path().is_dir()).filter_map(|e| e.file_name().into_string().ok());
+    let mut names: Vec<String> =
+        named.filter(|n| n.starts_with(start) && (start.starts_with('.') || !n.starts_with('.'))).collect();
+    names.sort();
+    names.truncate(MOST_FOLDERS);
+    let before = typed.strip_suffix(start).unwrap_or(typed);
+    names.into_iter().map(|n| format!("{before}{n}")).collect()
+}
+
+/// Folders that a prompt offers at most.
+const MOST_FOLDERS: usize = 50;
+
 /// Refuses what can be seen to be wrong before a run folder is made.
 ///
 /// # Errors
 /// A mode this version can't train, no data file or one that isn't there, or an `init_from` that is no adapter.
 fn refuse_unready(config: &RunConfig, resumed: bool) -> Result<()> {
     if config.train.mode != "lora" {
-        return Err(Error::usage(format!("train.mode '{}' cannot be trained by this version", config.train.mode))
-            .next("use mode = \"lora\"; `plan` already shows what full finetuning would take"));
+        return Err(Error::usage("full finetuning is a forecast only: this version trains LoRA adapters")
+            .next("set train.mode to lora"));
     }
     if config.data.files.is_empty() {
         return Err(Error::usage("no data file is named").next("name JSONL or JSON files in data.files"));
@@ -236,16 +270,19 @@ impl Services for Desk {
         Ok(report)
     }
 
+    fn unready(&mut self, config: &RunConfig) -> Option<String> {
+        self.startable(config).err().map(|e| e.to_string())
+    }
+
+    fn folders(&mut self, typed: &str) -> Vec<String> {
+        folders(typed)
+    }
+
     fn start(&mut self, config: &RunConfig) -> Result<()> {
         if self.running() {
             return Err(Error::run("a run is in progress").next("stop it first"));
         }
-        refuse_unready(config, self.options.resume.is_some())?;
-        let checkpoint = self.checkpoint(config)?;
-        checkpoint.runnable()?;
-        if config.data.format != "tokens" {
-            checkpoint::needs_tokenizer(&checkpoint.dir)?;
-        }
+        self.startable(config)?;
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
         self.checkpoint(config)?.runnable()?;

@@ -17,6 +17,7 @@ pub const HOME: &str = "/home/alice";
 pub fn mode_plan() -> ModePlan {
     ModePlan {
         verdict: Verdict::LoraDisk,
+        trainable: true,
         reasons: vec!["fits".into()],
         nearest_fix: None,
         tiers: TierBytes { vram: Bytes(10), ram: Bytes(20), disk: Bytes(300) },

@@ -282,9 +282,9 @@ fn started(config: &RunConfig, run_id: &str, run_dir: &Path, n: usize, steps: u6
         steps_total: steps,
         steps_done: 0,
         micro_batches: config.train.gradient_accumulation_steps,
-        device: "cpu".into(),
-        compute_dtype: "f32".into(),
-        attention: "sdpa-cpu".into(),
+        device: "RTX 5050 laptop".into(),
+        compute_dtype: "bf16".into(),
+        attention: "sdpa-flash".into(),
         reader: "pread, O_DIRECT, 4 threads".into(),
         trainable_params: 921_600,
         data: DataFacts {

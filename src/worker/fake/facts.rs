@@ -112,12 +112,12 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
     let block = model.bytes.0 / (model.n_blocks as u64 + 2);
     let tokens = (config.data.max_length * config.train.per_device_train_batch_size) as u64;
     let terms = BTreeMap::from([
-        ("activations".to_owned(), Bytes(tokens * 400_000)),
-        ("adapter and moments".to_owned(), Bytes(config.lora.r as u64 * model.n_blocks as u64 * 260_000)),
-        ("embedding and head".to_owned(), Bytes(2 * block)),
-        ("ring slots".to_owned(), Bytes(config.stream.ring_slots() as u64 * block)),
-        ("workspace".to_owned(), Bytes(180_000_000)),
-        ("resident blocks".to_owned(), Bytes(if model.bytes.0 > GB { 4 * block } else { 10 * block })),
+        ("block_activations".to_owned(), Bytes(tokens * 400_000)),
+        ("adapters".to_owned(), Bytes(config.lora.r as u64 * model.n_blocks as u64 * 260_000)),
+        ("embedding".to_owned(), Bytes(2 * block)),
+        ("slots".to_owned(), Bytes(config.stream.ring_slots() as u64 * block)),
+        ("cublas_workspaces".to_owned(), Bytes(180_000_000)),
+        ("resident_blocks".to_owned(), Bytes(if model.bytes.0 > GB { 4 * block } else { 10 * block })),
     ]);
     let total: Bytes = terms.values().copied().sum();
     let fits = total.0 <= vram_budget;
@@ -134,17 +134,18 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
     let seconds = 2.0 * tier(TierName::Disk).0 as f64 / machine.disk.read + tokens as f64 * model.params as f64 / 1e13;
     let lora = ModePlan {
         verdict,
+        trainable: true,
         reasons: match verdict {
             Verdict::Infeasible => {
-                vec![format!("needs {total} of device memory, {} is the budget", Bytes(vram_budget))]
+                vec![format!("Needs {total} of VRAM, {} free", Bytes(vram_budget))]
             }
             Verdict::Ram => vec![
-                format!("all {} of weights fit in host memory and VRAM", model.bytes),
-                "no byte of base or state crosses the disk during a step".into(),
+                format!("all {} of weights fit in RAM and VRAM", model.bytes),
+                "nothing is read from disk during a step".into(),
             ],
             _ => vec![
-                format!("{} of weights do not fit in {} of host memory", model.bytes, machine.ram.available),
-                format!("{} stream from disk at every visit; nothing is written", tier(TierName::Disk)),
+                format!("{} of weights do not fit in {} of RAM", model.bytes, machine.ram.available),
+                format!("{} stream from disk, twice a step; nothing is written", tier(TierName::Disk)),
             ],
         },
         nearest_fix: (!fits).then(|| "halve max_length, or lower the rank".to_owned()),
@@ -160,7 +161,7 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
         host: VramPlan {
             total: tier(TierName::Ram),
             budget: Bytes(pick(config.stream.host_budget.0, 8 * GB)),
-            terms: BTreeMap::from([("RAM tier".to_owned(), tier(TierName::Ram))]),
+            terms: BTreeMap::from([("ram_tier".to_owned(), tier(TierName::Ram))]),
         },
         wear: Wear::default(),
         space: VramPlan::default(),
@@ -181,7 +182,7 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
             bytes: Bytes(model.bytes.0 / 4),
             seconds_per_step: seconds / 4.0,
             note: "not trainable by this version yet".into(),
-            reasons: vec!["every packed block stays in memory".into()],
+            reasons: vec!["every packed layer stays in memory".into()],
             nearest_fix: None,
             tiers: TierBytes::default(),
             range: SecondsRange::default(),
@@ -194,6 +195,7 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
     };
     let written = Bytes(model.bytes.0 * 6);
     let full = ModePlan {
+        trainable: false,
         verdict: if model.bytes.0 > 8 * GB { Verdict::Infeasible } else { Verdict::FullFtDisk },
         reasons: vec![format!("{written} would be written per step")],
         nearest_fix: Some("train a LoRA".into()),
@@ -243,6 +245,7 @@ pub fn runs() -> Vec<RunEntry> {
         tiers: tiers(30),
         month: "2026-11".into(),
         written: Bytes(steps * 1_500_000),
+        adapter: (steps > 0).then(|| "models/SmolLM2-135M-Instruct".into()),
     };
     vec![
         entry(

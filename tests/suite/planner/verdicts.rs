@@ -233,6 +233,7 @@ fn run(month: &str, written: u64) -> RunEntry {
         tiers: vec![],
         month: month.into(),
         written: Bytes(written),
+        adapter: None,
     }
 }
 
