@@ -445,10 +445,10 @@ impl Phase {
     pub fn word(self) -> &'static str {
         match self {
             Phase::Forward => "forward",
-            Phase::Head => "head, loss",
+            Phase::Head => "output layer",
             Phase::Backward => "backward",
             Phase::Update => "update",
-            Phase::Eval => "held-out",
+            Phase::Eval => "evaluation",
         }
     }
 }

@@ -97,13 +97,12 @@ fn checkpoint_to_resume(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     Err(Error::usage(format!("cannot resume '{}': this build has no training engine", dir.display())))
 }
 
-/// How near a step came to its bound; nothing of recordings that don't say.
-fn bound(s: &StepRecord) -> String {
-    match (s.share_of_bound(), s.bound_by.as_str()) {
-        (Some(share), by) => format!(" ({:.0} % of the {by} bound)", share * 100.0),
-        (None, "") => String::new(),
-        (None, by) => format!(" ({by}-bound)"),
+/// What limited a step; nothing of recordings that don't say.
+fn bottleneck(s: &StepRecord, device: &str) -> String {
+    if s.bound_by.is_empty() {
+        return String::new();
     }
+    format!(" (bottleneck: {})", plan::words::limiting(&s.bound_by, device))
 }
 
 fn reason(finished: &RunFinished) -> String {
@@ -114,7 +113,7 @@ fn reason(finished: &RunFinished) -> String {
 fn say_end(finished: &RunFinished, run_dir: Option<&Path>) -> ExitCode {
     let mut resume = finished.kept();
     if let (Some(_), Some(dir)) = (&finished.checkpoint, run_dir) {
-        resume += &format!("; go on with: train --resume {}", dir.display());
+        resume += &format!("; resume with: blockstream-tui train --resume {}", dir.display());
     }
     let text = match finished.status {
         RunStatus::Finished => return ExitCode::Ok,
@@ -131,6 +130,7 @@ fn say_end(finished: &RunFinished, run_dir: Option<&Path>) -> ExitCode {
 #[derive(Default)]
 struct Lines {
     run_dir: Option<PathBuf>,
+    device: String,
     total: u64,
     stage: String,
 }
@@ -141,14 +141,15 @@ impl Lines {
             EventKind::Started(s) => {
                 self.run_dir = Some(s.run_dir.clone());
                 self.total = s.steps_total;
+                self.device.clone_from(&s.device);
                 print::progress(&format!(
-                    "{} on {} ({}): {}, {} blocks, at most {} on the device, {}",
+                    "{} on {} ({}): {}, {} layers, at most {} loaded at once, disk reader {}",
                     s.model, s.device, s.compute_dtype, s.verdict, s.n_blocks, s.residency_planned, s.reader
                 ));
             }
             EventKind::Stage(s) => print::stage(s, &mut self.stage),
             EventKind::Step(s) => print::progress(&format!(
-                "step {}/{}  loss {:.4}  grad_norm {:.3}  lr {:.2e}  {} tokens  {}{}  disk {}  h2d {}",
+                "step {}/{}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {} tokens  {}{}  disk reads {}  {} {}",
                 s.step,
                 self.total,
                 s.loss,
@@ -156,16 +157,17 @@ impl Lines {
                 s.learning_rate,
                 s.tokens,
                 secs(s.seconds),
-                bound(s),
+                bottleneck(s, &self.device),
                 s.disk_read,
+                if self.device == "cpu" { "loaded" } else { "RAM→GPU" },
                 s.h2d
             )),
             EventKind::Eval(e) => {
-                print::progress(&format!("held-out loss after step {}: {:.4} ({} tokens)", e.step, e.loss, e.tokens));
+                print::progress(&format!("eval loss {:.4} after step {} ({} tokens)", e.loss, e.step, e.tokens));
             }
             EventKind::Saved(s) => print::progress(&format!("{} saved: {} ({})", s.what, s.path.display(), s.bytes)),
             EventKind::Paused { step } => print::progress(&format!("paused after step {step}")),
-            EventKind::Resumed { step } => print::progress(&format!("going on after step {step}")),
+            EventKind::Resumed { step } => print::progress(&format!("resumed after step {step}")),
             EventKind::Notice(n) => {
                 let mark = match n.level {
                     Level::Info => "",

@@ -136,7 +136,7 @@ fn finish(data: &DataSection, seed: u64, mut out: Dataset) -> Dataset {
     out
 }
 
-/// Moves the held-out share of `out.train` to `out.eval`, and says so.
+/// Moves the share for evaluation from `out.train` to `out.eval`, and says so.
 fn split(data: &DataSection, seed: u64, out: &mut Dataset) {
     if data.eval_files.is_empty() && data.eval_split > 0.0 {
         let all = std::mem::take(&mut out.train);
@@ -145,7 +145,7 @@ fn split(data: &DataSection, seed: u64, out: &mut Dataset) {
             if held { &mut out.eval } else { &mut out.train }.push(row);
         }
         out.notes.push(format!(
-            "held out {} of {count} rows (eval_split {}, seed {seed}); no held-out row is trained",
+            "{} of {count} rows are kept for evaluation and not trained (eval_split {}, seed {seed})",
             out.eval.len(),
             data.eval_split
         ));
@@ -153,7 +153,10 @@ fn split(data: &DataSection, seed: u64, out: &mut Dataset) {
     let trained: HashSet<&[u32]> = out.train.iter().map(|r| r.ids.as_slice()).collect();
     let twins = out.eval.iter().filter(|r| trained.contains(r.ids.as_slice())).count();
     if twins > 0 {
-        out.notes.push(format!("{} held out though a training row is the same, token for token", rows(twins as u64)));
+        out.notes.push(format!(
+            "{} for evaluation with a twin among the training rows, token for token: the eval loss looks too good",
+            rows(twins as u64)
+        ));
     }
 }
 

@@ -227,11 +227,11 @@ fn a_split_is_disjoint_seeded_and_stated() {
     let data = with(42);
     assert_eq!((data.train.len(), data.eval.len(), data.facts.rows_used, data.facts.rows_eval), (16, 4, 16, 4));
     assert!(data.eval.iter().all(|r| !data.train.contains(r)));
-    assert!(noted(&data, "held out 4 of 20 rows (eval_split 0.2, seed 42)"));
+    assert!(noted(&data, "4 of 20 rows are kept for evaluation and not trained (eval_split 0.2, seed 42)"));
     assert_eq!(with(42).eval, data.eval);
     assert_ne!(with(43).eval, data.eval);
     let twins = run(&vec![ab(); 4], |c| c.data.eval_split = 0.25).unwrap();
-    assert!(noted(&twins, "1 row held out though a training row is the same"));
+    assert!(noted(&twins, "1 row for evaluation with a twin among the training rows"));
 }
 
 #[test]

@@ -44,18 +44,18 @@ const FIGURES: [(&str, &str, Kind); 20] = [
     ("steps", "/steps", Kind::Number),
     ("s/step median", "/seconds_per_step/median", Kind::Seconds),
     ("s/step p95", "/seconds_per_step/p95", Kind::Seconds),
-    ("share of the bound", "/bound/share", Kind::Share),
+    ("of fastest possible", "/bound/share", Kind::Share),
     ("tokens/s", "/tokens_per_second/value", Kind::Number),
     ("loss first", "/loss/first", Kind::Number),
     ("loss last", "/loss/last", Kind::Number),
-    ("held-out before", "/eval/before", Kind::Number),
-    ("held-out after", "/eval/after", Kind::Number),
+    ("eval loss before", "/eval/before", Kind::Number),
+    ("eval loss after", "/eval/after", Kind::Number),
     ("disk read / step", "/bytes/per_step/disk_read", Kind::Size),
-    ("to device / step", "/bytes/per_step/h2d", Kind::Size),
+    ("RAM→GPU / step", "/bytes/per_step/h2d", Kind::Size),
     ("written elsewhere", "/bytes/model_drive_written", Kind::Size),
-    ("VRAM live", "/vram/live", Kind::Size),
-    ("VRAM device", "/vram/device", Kind::Size),
-    ("host memory (anon)", "/ram/anon_peak", Kind::Size),
+    ("VRAM, tensors", "/vram/live", Kind::Size),
+    ("VRAM in use", "/vram/device", Kind::Size),
+    ("RAM (own)", "/ram/anon_peak", Kind::Size),
 ];
 
 /// Compares the runs in `dirs`, in that order.
@@ -104,8 +104,9 @@ fn as_json(runs: &[(String, Value)], settings: &[Map<String, Value>], differing:
     json!({ "schema": 1, "runs": figures.collect::<Vec<_>>(), "differing_settings": differing })
 }
 
-/// `train.learning_rate` → value, for every setting and for how the run computed.
-fn flat_settings(report: &Value) -> Map<String, Value> {
+/// `train.learning_rate` → value, for every setting of a `report.json` and for how the run computed.
+#[must_use]
+pub fn flat_settings(report: &Value) -> Map<String, Value> {
     let mut out = Map::new();
     let sections = report["config"].as_object().into_iter().flatten();
     for (section, keys) in sections {

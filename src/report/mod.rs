@@ -23,7 +23,7 @@ pub mod types;
 mod verify;
 mod write;
 
-pub use compare::{Comparison, MAX_WIDTH, compare};
+pub use compare::{Comparison, MAX_WIDTH, compare, flat_settings};
 pub use env::{environment, tool};
 pub use past::past;
 pub use record::{CONFIG_FILE, ENV_FILE, METRICS_FILE, PLAN_FILE, Recorder, started_in};

@@ -3,6 +3,7 @@
 use super::trace::{PhaseTimes, TraceReport};
 use super::types::Report;
 use crate::event::{Phase, VisitTimes};
+use crate::plan::words;
 use crate::units::{Bytes, secs};
 use std::fmt::Write;
 
@@ -14,29 +15,29 @@ pub(super) const HEAD: [&str; 8] = [
     "phase",
     "visits",
     "computing",
-    "waiting for the link",
+    "waiting for copies",
     "waiting for the disk",
-    "to the device",
+    "loaded",
     "of it from disk",
     "copying",
 ];
 
-/// How near the steps came to their bound and what the rest was; `None` where the recording doesn't say.
+/// What limited the steps, how near they came to the fastest possible, and what the rest was; `None` where the recording
+/// doesn't say.
 pub(super) fn sentence(r: &Report) -> Option<String> {
     let parts = r.seconds_per_step.parts?;
     let (bound, median) = (r.bound.seconds?, r.seconds_per_step.median?);
-    let by = r.bound.resource.as_deref().unwrap_or("unknown");
-    let mut text = match r.bound.share {
-        Some(share) => format!("{:.0} % of the {by} bound ({} of {})", share * 100.0, secs(bound), secs(median)),
-        None => format!("Bound by {by} ({} of {})", secs(bound), secs(median)),
-    };
-    let rest = median - bound;
-    if rest > 0.0 {
-        let _ = write!(text, "; the rest: {} in which the queue that sets the pace was idle", secs(rest));
+    let by = words::limiting(r.bound.resource.as_deref().unwrap_or("unknown"), &r.machine.device);
+    let (took, busy) = (secs(median), secs(bound));
+    // No share is told of compute: its floor is taken from the step itself.
+    let share = r.bound.share.map_or(String::new(), |share| format!(" ({:.0} %)", share * 100.0));
+    let mut text = format!("Bottleneck: {by}, busy for {busy} of a step's {took}{share}");
+    if median > bound {
+        let _ = write!(text, " and idle for {}", secs(median - bound));
     }
     let _ = write!(
         text,
-        ". Compute: {} busy, {} waiting for the link, {} for the disk, {} outside the visits.",
+        ". Computing takes {}; it waits {} for copies and {} for the disk; {} go by between layers.",
         secs(parts.compute_s),
         secs(parts.stall_link_s),
         secs(parts.stall_disk_s),
@@ -47,7 +48,7 @@ pub(super) fn sentence(r: &Report) -> Option<String> {
 
 /// What [`table`] is of.
 pub(super) fn caption(t: &TraceReport) -> String {
-    format!("Step {} by phase. A block's copy is counted with its visit; most of it moved before.", t.step)
+    format!("Step {} by phase. A layer's copy is counted with its visit; most of it was made before.", t.step)
 }
 
 /// A row for each phase of the trace, and their sum.
@@ -107,7 +108,7 @@ pub(super) fn strip(t: &TraceReport) -> String {
     let mut out = format!(
         "<svg viewBox=\"0 0 {WIDTH} 136\" width=\"100%\" role=\"img\" aria-label=\"visits of step {}\">{STYLE}\
          <text class=\"bs-t\" x=\"0\" y=\"14\">Visits of step {}, the longest {}: <tspan class=\"bs-vc\">■</tspan> computing \
-         <tspan class=\"bs-vl\">■</tspan> waiting for the link (above it) \
+         <tspan class=\"bs-vl\">■</tspan> waiting for copies (above it) \
          <tspan class=\"bs-vd\">■</tspan> for the disk (on top)</text>",
         t.step,
         t.step,

@@ -37,14 +37,14 @@ struct Plot<'a> {
     band: Option<(&'a str, f64, f64)>,
 }
 
-/// Training loss as a line, held-out loss as points, for embedding in a page.
+/// Training loss as a line, eval loss as points, for embedding in a page.
 #[must_use]
 pub(super) fn loss(report: &Report) -> String {
     draw(&Plot {
         title: "Loss",
         unit: "",
         line: ("training", report.loss.list.clone()),
-        points: ("held-out", report.eval.list.clone()),
+        points: ("evaluation", report.eval.list.clone()),
         band: None,
     })
 }

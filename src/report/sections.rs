@@ -2,7 +2,7 @@
 
 use super::types::{Report, SmartFigures, Spread};
 use crate::event::TierName;
-use crate::plan::percent;
+use crate::plan::{percent, words};
 use crate::units::{Bytes, count, secs};
 
 /// A table of names and values.
@@ -32,13 +32,13 @@ pub(super) fn sections(r: &Report) -> Vec<Section> {
 fn result(r: &Report) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         ("training loss", format!("{} → {}", number(r.loss.first), number(r.loss.last))),
-        ("held-out loss", held_out(r)),
+        ("eval loss", held_out(r)),
         ("steps", r.steps.to_string()),
-        ("tokens", format!("{} ({} carried loss)", count(r.tokens), count(r.trained_tokens))),
+        ("tokens", format!("{} ({} trained)", count(r.tokens), count(r.trained_tokens))),
         (
             "trained parameters",
             format!(
-                "{}, from block {} of {} up",
+                "{}, from layer {} of {} up",
                 count(r.model.trainable_params),
                 r.model.lowest_trainable,
                 r.model.n_blocks
@@ -68,11 +68,11 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
     let t = &r.seconds_per_step;
     let f = &r.forecast;
     let inside = match f.inside {
-        Some(true) => ", the median is inside",
-        Some(false) => ", the median is OUTSIDE",
+        Some(true) => ": as forecast",
+        Some(false) => ": the median is outside",
         None => "",
     };
-    let share = r.bound.share.map_or(String::new(), |s| format!(", {:.0} % of it reached", s * 100.0));
+    let by = words::limiting(r.bound.resource.as_deref().unwrap_or("–"), &r.machine.device);
     vec![
         (
             "seconds per step",
@@ -80,11 +80,10 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
         ),
         ("forecast", format!("{} to {}{inside}", time(f.low), time(f.high))),
         (
-            "bound",
+            "fastest possible",
             format!(
-                "{} ({}, at the rates {}){share}",
+                "{} (bottleneck: {by}, at {} rates)",
                 time(r.bound.seconds),
-                r.bound.resource.as_deref().unwrap_or("–"),
                 r.bound.source.as_deref().unwrap_or("unknown")
             ),
         ),
@@ -92,7 +91,7 @@ fn speed(r: &Report) -> Vec<(&'static str, String)> {
         (
             "copies / waits",
             format!(
-                "{} copying, {} waiting for weights, {} waiting for a slot",
+                "{} copying, {} waiting for weights, {} waiting for a free slot",
                 secs(r.stats.h2d_s),
                 secs(r.stats.stall_s),
                 secs(r.stats.evict_wait_s)
@@ -109,8 +108,8 @@ fn bytes(r: &Report) -> Vec<(&'static str, String)> {
     };
     vec![
         ("read from disk", row(got.disk_read, |p| p.disk_read)),
-        ("host to device", row(got.h2d, |p| p.h2d)),
-        ("device to host", row(got.d2h, |p| p.d2h)),
+        ("RAM→GPU", row(got.h2d, |p| p.h2d)),
+        ("GPU→RAM", row(got.d2h, |p| p.d2h)),
         ("written outside the run's folder", format!("{} in the whole run", Bytes(r.bytes.total.model_drive_written))),
     ]
 }
@@ -148,16 +147,16 @@ fn memory(r: &Report) -> Vec<(&'static str, String)> {
     let maybe = |b: Option<u64>| b.map_or("not measured".into(), |b| Bytes(b).to_string());
     let gpu = r.machine.device != "cpu";
     let mut rows = vec![
-        ("blocks on the device", format!("at most {} (planned {})", r.residency.peak, r.residency.planned)),
+        ("layers loaded at once", format!("at most {} (planned {})", r.residency.peak, r.residency.planned)),
         (
             "weights in VRAM / RAM / on disk",
             format!("{} / {} / {}", Bytes(r.tiers.vram), Bytes(r.tiers.ram), Bytes(r.tiers.disk)),
         ),
-        ("blocks by tier", placement(&r.tiers.placement)),
+        ("layers by tier", placement(&r.tiers.placement)),
         (
-            "host memory",
+            "RAM",
             format!(
-                "anonymous {}, resident {} (planned {})",
+                "own {}, with cached files {} (planned {})",
                 maybe(r.ram.anon_peak),
                 maybe(r.ram.rss_peak),
                 maybe(r.ram.planned)
@@ -169,7 +168,7 @@ fn memory(r: &Report) -> Vec<(&'static str, String)> {
         rows.insert(
             1,
             (
-                "VRAM live / reserved / device",
+                "VRAM: tensors / reserved / in use",
                 format!("{} / {} / {}", Bytes(r.vram.live), Bytes(r.vram.reserved), maybe(r.vram.device)),
             ),
         );
@@ -217,10 +216,12 @@ fn setup(r: &Report) -> Vec<(&'static str, String)> {
         let targets =
             lora["targets"].as_array().map_or(String::new(), |t| t.iter().map(plain).collect::<Vec<_>>().join(", "));
         let rs = if lora["rslora"] == true { ", rsLoRA" } else { "" };
-        let text = format!(
-            "r {}, alpha {}{rs}, dropout {}, {targets}; top fraction {}",
-            lora["r"], lora["alpha"], lora["dropout"], lora["top_fraction"]
-        );
+        let layers = match lora["top_fraction"].as_f64() {
+            Some(share) if share < 1.0 => format!("the top {:.0} % of the layers", share * 100.0),
+            _ => "all layers".into(),
+        };
+        let text =
+            format!("r {}, alpha {}{rs}, dropout {}, {targets}; {layers}", lora["r"], lora["alpha"], lora["dropout"]);
         rows.insert(0, ("LoRA", text));
     }
     rows
@@ -232,10 +233,10 @@ fn data(r: &Report) -> Vec<(&'static str, String)> {
     let dropped = if dropped.is_empty() { "none".into() } else { dropped.join(", ") };
     vec![
         ("format", or_dash(&d.format).into()),
-        ("rows", format!("{} train, {} held out", d.rows_used, d.rows_eval)),
-        ("dropped", dropped),
+        ("rows", format!("{} to train on, {} for evaluation", d.rows_used, d.rows_eval)),
+        ("skipped", dropped),
         ("too long", format!("{} cut ({})", d.truncated, r.data.over_long.as_deref().unwrap_or("–"))),
-        ("tokens in the rows", format!("{} ({} carry loss)", count(d.tokens), count(d.trained_tokens))),
+        ("tokens in the rows", format!("{} ({} trained)", count(d.tokens), count(d.trained_tokens))),
         ("SHA-256", or_dash(&d.sha256).into()),
     ]
 }
@@ -245,14 +246,14 @@ fn machine(r: &Report) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         ("device", or_dash(&m.device).into()),
         ("system", m.os.clone().unwrap_or_else(|| "–".into())),
-        ("host memory", m.ram_total.map_or("–".into(), |b| Bytes(b).to_string())),
+        ("RAM", m.ram_total.map_or("–".into(), |b| Bytes(b).to_string())),
         ("model fingerprint", r.model.fingerprint.clone().unwrap_or_else(|| "–".into())),
     ];
     if let Some(gpu) = &m.gpu {
         let id = gpu.uuid.as_deref().unwrap_or("no UUID");
         let driver = gpu.driver.as_deref().unwrap_or("unknown");
         rows.insert(1, ("GPU", format!("{}, {id}, driver {driver}", gpu.name)));
-        rows.insert(2, ("SM clock", spread(r.gauges.sm_clock_mhz.as_ref(), "MHz")));
+        rows.insert(2, ("GPU clock", spread(r.gauges.sm_clock_mhz.as_ref(), "MHz")));
         rows.insert(3, ("power", spread(r.gauges.power_w.as_ref(), "W")));
     }
     if let Some(drive) = &r.gauges.drive_temp_c {

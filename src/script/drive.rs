@@ -322,17 +322,17 @@ impl Driver<'_> {
         let total = self.session.app.run.started.as_ref().map_or(0, |s| s.steps_total);
         let line = match &event.kind {
             EventKind::Started(s) => {
-                format!("run {}: {} {}, {} blocks on {}", s.run_id, s.model, s.verdict, s.n_blocks, s.device)
+                format!("run {}: {} {}, {} layers on {}", s.run_id, s.model, s.verdict, s.n_blocks, s.device)
             }
             EventKind::Step(s) => {
                 let left = self.session.app.run.eta(event.at).map(|e| format!(", {} left", secs(e.seconds)));
                 let left = left.unwrap_or_default();
                 format!("step {}/{total}: loss {:.4}, {}{left}", s.step, s.loss, secs(s.seconds))
             }
-            EventKind::Eval(e) => format!("held-out loss {:.4} after step {}", e.loss, e.step),
+            EventKind::Eval(e) => format!("eval loss {:.4} after step {}", e.loss, e.step),
             EventKind::Saved(s) => format!("saved {} of step {}", s.what, s.step),
             EventKind::Paused { step } => format!("paused after step {step}"),
-            EventKind::Resumed { step } => format!("going on after step {step}"),
+            EventKind::Resumed { step } => format!("resumed after step {step}"),
             EventKind::Notice(n) if n.level == Level::Info => n.text.clone(),
             EventKind::Notice(n) if n.level == Level::Warn => format!("warning: {}", n.text),
             EventKind::Notice(n) => format!("error: {}", n.text),

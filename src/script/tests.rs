@@ -133,7 +133,7 @@ fn a_whole_run_prints_its_report_and_keeps_stdout_for_data() {
     let paths = [r.results.join("plan.txt"), run.join("report.json"), run.join("run.txt"), run.join("adapter")];
     let wanted: String = paths.iter().map(|p| format!("{}\n", p.display())).collect();
     assert_eq!(r.out, wanted);
-    assert!(r.err.contains("step 6/6: loss") && r.err.contains("held-out loss"), "{}", r.err);
+    assert!(r.err.contains("step 6/6: loss") && r.err.contains("eval loss"), "{}", r.err);
     assert!(std::fs::read_to_string(run.join("run.txt")).unwrap().contains("finished"));
 }
 
@@ -182,7 +182,7 @@ fn case_ui_18_an_infeasible_plan_is_three_and_a_failed_run_is_one() {
         c.stream.vram_budget = crate::config::ByteSize(1_000_000);
     });
     assert_eq!(r.code, ExitCode::Infeasible);
-    assert!(r.err.contains("t.script:1: INFEASIBLE (lora): needs") && r.err.contains("nearest fix"), "{}", r.err);
+    assert!(r.err.contains("t.script:1: INFEASIBLE (lora): Needs") && r.err.contains("nearest fix"), "{}", r.err);
     assert!(!r.results.join("fake-1").exists(), "nothing is written for a plan that is refused");
 
     let engine = FakeEngine { fault: Fault::Error(3), ..FakeEngine::default() };
@@ -206,7 +206,7 @@ fn stop_and_the_end_of_the_script_save_and_exit_four() {
         let r = ran_with(script, slow(), &Signals::none(), |c| c.train.max_steps = 10_000);
         assert_eq!(r.code, ExitCode::StoppedEarly, "{script}: {}", r.err);
         assert!(
-            r.err.contains("saved at step") && r.err.contains("go on with: blockstream-tui train --resume"),
+            r.err.contains("saved at step") && r.err.contains("resume with: blockstream-tui train --resume"),
             "{}",
             r.err
         );
@@ -234,7 +234,7 @@ fn case_tr_09_a_signal_in_a_script_saves_and_exits_by_its_number() {
         send.join().unwrap();
         assert_eq!(r.code, code, "{}", r.err);
         assert!(
-            r.err.contains("saved checkpoint") && r.err.contains("go on with: blockstream-tui train --resume"),
+            r.err.contains("saved checkpoint") && r.err.contains("resume with: blockstream-tui train --resume"),
             "{}",
             r.err
         );

@@ -448,7 +448,7 @@ fn the_page_is_self_contained_and_escapes_what_files_say() {
     let md = fs::read_to_string(dir.join("report.md")).unwrap();
     assert!(md.contains("\\<script\\>") && !md.contains('\u{1b}') && md.lines().count() < 100, "{md}");
     let svg = fs::read_to_string(dir.join("loss.svg")).unwrap();
-    assert!(svg.starts_with("<svg xmlns=") && svg.contains("held-out"));
+    assert!(svg.starts_with("<svg xmlns=") && svg.contains("evaluation"));
 }
 
 proptest! {

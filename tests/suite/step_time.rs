@@ -87,14 +87,17 @@ fn the_report_says_where_a_steps_time_went() {
     assert_eq!(r["trace"]["visits"].as_array().unwrap().len(), 5);
 
     let md = fs::read_to_string(dir.join("report.md")).unwrap();
-    assert!(md.contains("## Where a step's time goes") && md.contains("80 % of the disk bound"), "{md}");
-    assert!(md.contains("the rest: 100 ms in which the queue that sets the pace was idle"), "{md}");
+    assert!(md.contains("## Where a step's time goes") && md.contains("Bottleneck: disk reads, busy for"), "{md}");
+    assert!(md.contains("busy for 400 ms of a step's 500 ms (80 %) and idle for 100 ms"), "{md}");
     assert!(md.contains("| forward | 2 | 100 ms | 20.0 ms | 100 ms | 200 B | 80 B | 40.0 ms |"), "{md}");
     assert!(md.contains("| all | 5 |"), "{md}");
     let html = fs::read_to_string(dir.join("report.html")).unwrap();
     assert_eq!(html.matches("<svg ").count(), 3, "the strip of the visits");
     assert!(
-        html.contains("80 % of the disk bound") && html.contains("waiting for the link") && !html.contains("<script")
+        html.contains("Bottleneck: disk reads")
+            && html.contains("(80 %)")
+            && html.contains("waiting for copies")
+            && !html.contains("<script")
     );
 }
 
@@ -148,5 +151,5 @@ fn a_recording_without_these_figures_has_the_plans_bound_and_says_so() {
         assert_eq!(r.pointer(pointer), Some(&Value::Null), "{pointer}");
     }
     let md = fs::read_to_string(dir.join("report.md")).unwrap();
-    assert!(!md.contains("Where a step's time goes") && md.contains("at the rates planned"), "{md}");
+    assert!(!md.contains("Where a step's time goes") && md.contains("at planned rates"), "{md}");
 }
