@@ -7,7 +7,7 @@ use ratatui::style::{Color, Modifier, Style};
 /// How many colours may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// None: bold, dim and reverse only.
+    /// None: bold and reverse only.
     Mono,
     /// The terminal's own sixteen.
     Ansi,
@@ -22,6 +22,8 @@ pub enum Depth {
 pub struct Theme {
     /// Colours.
     pub depth: Depth,
+    /// The colours for a light background; the others are for a dark one.
+    pub light: bool,
     /// Only ASCII characters.
     pub ascii: bool,
 }
@@ -46,8 +48,8 @@ pub enum Tone {
 }
 
 impl Theme {
-    /// Chooses from flags and environment: `NO_COLOR` (not empty), `COLORTERM`, `TERM`, and the locale in the order
-    /// `LC_ALL`, `LC_CTYPE`, `LANG`.
+    /// Chooses from flags and environment: `NO_COLOR` (not empty), `COLORTERM`, `TERM`, `COLORFGBG` (whose last number
+    /// is the background), and the locale in the order `LC_ALL`, `LC_CTYPE`, `LANG`.
     #[must_use]
     pub fn detect(no_color: bool, ascii: bool, env: &dyn Fn(&str) -> Option<String>) -> Theme {
         let set = |name: &str| env(name).filter(|v| !v.is_empty());
@@ -63,64 +65,75 @@ impl Theme {
         };
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_ascii_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
-        Theme { depth, ascii: ascii || !utf8 || term == "linux" }
+        let light = set("COLORFGBG").is_some_and(|v| matches!(v.rsplit(';').next(), Some("7" | "15")));
+        Theme { depth, light, ascii: ascii || !utf8 || term == "linux" }
     }
 
     /// The theme of tests and scripts: colours that a snapshot can assert on, Unicode.
     #[must_use]
     pub fn plain() -> Theme {
-        Theme { depth: Depth::Ansi, ascii: false }
+        Theme { depth: Depth::Ansi, light: false, ascii: false }
     }
 
-    /// The next depth, for the key that cycles through them.
+    /// The next colours, for the key that cycles through them: where we choose them ourselves, those for a dark
+    /// background, then those for a light one.
     #[must_use]
     pub fn next(self) -> Theme {
-        let depth = match self.depth {
-            Depth::Rgb => Depth::Indexed,
-            Depth::Indexed => Depth::Ansi,
-            Depth::Ansi => Depth::Mono,
-            Depth::Mono => Depth::Rgb,
+        let (depth, light) = match (self.depth, self.light) {
+            (Depth::Rgb | Depth::Indexed, false) => (self.depth, true),
+            (Depth::Rgb, true) => (Depth::Indexed, false),
+            (Depth::Indexed, true) => (Depth::Ansi, false),
+            (Depth::Ansi, _) => (Depth::Mono, false),
+            (Depth::Mono, _) => (Depth::Rgb, false),
         };
-        Theme { depth, ..self }
+        Theme { depth, light, ..self }
     }
 
     /// Name of the colour set.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self.depth {
-            Depth::Mono => "no colour",
-            Depth::Ansi => "16 colours",
-            Depth::Indexed => "256 colours",
-            Depth::Rgb => "Okabe-Ito",
+        match (self.depth, self.light) {
+            (Depth::Mono, _) => "no colour",
+            (Depth::Ansi, _) => "the terminal's 16",
+            (Depth::Indexed, false) => "256, for a dark background",
+            (Depth::Indexed, true) => "256, for a light background",
+            (Depth::Rgb, false) => "Okabe-Ito, for a dark background",
+            (Depth::Rgb, true) => "Okabe-Ito, for a light background",
         }
     }
 
     /// The style of a meaning.
     #[must_use]
     pub fn tone(self, tone: Tone) -> Style {
-        // Okabe & Ito 2008; yellow is left out since it can't be read on white.
-        let (rgb, indexed, ansi) = match tone {
-            Tone::Good => ((0, 158, 115), 36, Color::Green),
-            Tone::Notice => ((230, 159, 0), 214, Color::Yellow),
-            Tone::Costly => ((204, 121, 167), 175, Color::Magenta),
-            Tone::Bad => ((213, 94, 0), 166, Color::Red),
-            Tone::Accent => ((86, 180, 233), 74, Color::Cyan),
-            Tone::Ram => ((0, 114, 178), 32, Color::Blue),
-            Tone::Second => ((230, 159, 0), 214, Color::Yellow),
+        // The hues of Okabe & Ito 2008, as light or dark as it takes to be read; yellow is left out.
+        let (dark, light, ansi) = match tone {
+            Tone::Good => (((0, 168, 122), 36), ((0, 120, 86), 22), Color::Green),
+            Tone::Notice | Tone::Second => (((230, 159, 0), 214), ((150, 98, 0), 94), Color::Yellow),
+            Tone::Costly => (((204, 121, 167), 175), ((160, 66, 116), 125), Color::LightMagenta),
+            Tone::Bad => (((232, 110, 24), 208), ((184, 72, 0), 130), Color::LightRed),
+            Tone::Accent => (((86, 180, 233), 74), ((0, 107, 166), 25), Color::Cyan),
+            Tone::Ram => (((96, 156, 232), 75), ((32, 84, 178), 26), Color::Cyan),
         };
+        let (rgb, indexed) = if self.light { light } else { dark };
+        self.paint(rgb, indexed, ansi)
+    }
+
+    fn paint(self, (r, g, b): (u8, u8, u8), indexed: u8, ansi: Color) -> Style {
         let style = Style::default();
         match self.depth {
             Depth::Mono => style,
             Depth::Ansi => style.fg(ansi),
             Depth::Indexed => style.fg(Color::Indexed(indexed)),
-            Depth::Rgb => style.fg(Color::Rgb(rgb.0, rgb.1, rgb.2)),
+            Depth::Rgb => style.fg(Color::Rgb(r, g, b)),
         }
     }
 
-    /// Text that can wait: labels, units, frames.
+    /// Text that can wait: labels, units, frames. It is a colour, never the terminal's own dim: that falls below what
+    /// can be read on many of them.
     #[must_use]
     pub fn dim(self) -> Style {
-        Style::default().add_modifier(Modifier::DIM)
+        let (rgb, indexed) = if self.light { ((100, 100, 100), 241) } else { ((158, 158, 158), 247) };
+        self.paint(rgb, indexed, Color::Reset)
     }
     /// Text that matters.
     #[must_use]
@@ -168,5 +181,69 @@ mod tests {
         assert!(ascii(&[("LANG", "en_US.UTF-8"), ("TERM", "linux")]));
         assert!(!ascii(&[("LC_ALL", ""), ("LC_CTYPE", "de_CH.utf8"), ("LANG", "C")]));
         assert!(detect(&[("LANG", "en_US.UTF-8")], true).ascii);
+    }
+
+    /// Relative luminance (WCAG 2.2).
+    fn luminance(rgb: [u8; 3]) -> f64 {
+        let linear = |v: u8| match f64::from(v) / 255.0 {
+            v if v <= 0.04045 => v / 12.92,
+            v => ((v + 0.055) / 1.055).powf(2.4),
+        };
+        0.2126 * linear(rgb[0]) + 0.7152 * linear(rgb[1]) + 0.0722 * linear(rgb[2])
+    }
+
+    fn contrast(a: [u8; 3], b: [u8; 3]) -> f64 {
+        let (a, b) = (luminance(a) + 0.05, luminance(b) + 0.05);
+        a.max(b) / a.min(b)
+    }
+
+    /// What a colour looks like: xterm's palette for the sixteen.
+    fn seen(color: Color) -> [u8; 3] {
+        match color {
+            Color::Rgb(r, g, b) => [r, g, b],
+            Color::Indexed(i @ 232..) => [(i - 232) * 10 + 8; 3],
+            Color::Indexed(i @ 16..) => {
+                let level = |n: u8| if n == 0 { 0 } else { 55 + 40 * n };
+                [level((i - 16) / 36), level((i - 16) / 6 % 6), level((i - 16) % 6)]
+            }
+            Color::Green => [0, 205, 0],
+            Color::Yellow => [205, 205, 0],
+            Color::Cyan => [0, 205, 205],
+            Color::LightRed => [255, 0, 0],
+            Color::LightMagenta => [255, 0, 255],
+
+            other => panic!("{other:?} has no known look"),
+        }
+    }
+
+    #[test]
+    fn case_fo_60_every_colour_of_every_theme_can_be_read() {
+        let tones = [Tone::Good, Tone::Notice, Tone::Costly, Tone::Bad, Tone::Accent, Tone::Ram, Tone::Second];
+        let mut theme = Theme { depth: Depth::Rgb, light: false, ascii: false };
+        for _ in 0..6 {
+            let styles = tones.map(|t| theme.tone(t)).into_iter().chain([theme.dim(), theme.title()]);
+            for style in styles {
+                assert!(!style.add_modifier.contains(Modifier::DIM), "{theme:?}: {style:?}");
+                // The terminal's own text is as readable as the user made it.
+                let Some(color) = style.fg.filter(|c| *c != Color::Reset) else { continue };
+                let grounds: &[[u8; 3]] = match (theme.depth, theme.light) {
+                    (Depth::Ansi, _) => &[[0; 3]],
+                    (_, false) => &[[0; 3], [30; 3]],
+                    (_, true) => &[[255; 3], [250; 3]],
+                };
+                for ground in grounds {
+                    let c = contrast(seen(color), *ground);
+                    assert!(c >= 4.5, "{theme:?}: {color:?} on {ground:?} is {c:.2} : 1");
+                }
+            }
+            theme = theme.next();
+        }
+        assert_eq!(theme, Theme { depth: Depth::Rgb, light: false, ascii: false }, "the key goes round");
+    }
+
+    #[test]
+    fn a_light_background_is_known_where_the_terminal_says_so() {
+        let light = |v: &str| detect(&[("COLORFGBG", v)], false).light;
+        assert!(light("0;15") && light("0;default;7") && !light("15;0") && !light("") && !light("7;8"));
     }
 }
