@@ -36,6 +36,8 @@ fn plain(symbol: &str) -> char {
         '≤' => '<',
         '≥' => '>',
         '≈' => '~',
+        // Before a C it is a unit; a letter tells more than a mark would.
+        '°' => 'o',
         // Braille: more dots, more ink.
         '\u{2800}' => ' ',
         '\u{2801}'..='\u{28ff}' => match (c as u32 & 0xff).count_ones() {

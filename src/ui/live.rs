@@ -69,7 +69,7 @@ fn farewell(app: &App) -> String {
     let report = run.started.as_ref().filter(|_| run.finished.is_some());
     let report = report.map(|s| format!("report: {}", s.run_dir.join("report.json").display()));
     let stopped = app.fetch.downloading();
-    let stopped = stopped.map(|model| format!("the download stopped; go on with: blockstream-tui download {model}"));
+    let stopped = stopped.map(|model| format!("the download stopped; resume with: blockstream-tui download {model}"));
     run.ending()
         .into_iter()
         .chain(report)
@@ -193,7 +193,10 @@ fn save_screen(session: &mut Session<'_>, screen: &mut Screen, results: &Path) {
     let name = format!("screen-{}.txt", clock::utc(clock::unix_now()).replace(':', ""));
     let path = results.join(name);
     let buffer = screen.terminal.draw(|f| super::frame::draw(&session.app, f)).map(|done| done.buffer.clone());
-    let written = buffer.and_then(|b| std::fs::write(&path, buffer_text(&b)));
+    let written = buffer.and_then(|b| {
+        std::fs::create_dir_all(results)?;
+        std::fs::write(&path, buffer_text(&b))
+    });
     session.send(match written {
         Ok(()) => Msg::Say(Level::Info, format!("screen written to {}", path.display())),
         Err(e) => Msg::Say(Level::Error, format!("cannot write '{}': {e}", path.display())),

@@ -16,20 +16,25 @@ const CHUNK: u64 = 64 << 10;
 pub struct Noise {
     saved: (OwnedFd, OwnedFd),
     log: File,
+    /// Where it is written.
     path: PathBuf,
+    /// Where it is kept.
+    kept: PathBuf,
     read: u64,
     partial: Vec<u8>,
 }
 
 impl Noise {
-    /// Redirects fd 1 and fd 2 to `path`, which is appended to.
+    /// Redirects fd 1 and fd 2 to `path`, which is appended to. Where its folder isn't there yet, no folder is made for
+    /// a log that may stay empty: it begins among the system's temporary files, and moves if there is anything in it.
     ///
     /// # Errors
     /// The file can't be opened, or the system refuses.
     pub fn redirect(path: &Path) -> Result<Noise> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
-        }
+        let kept = path;
+        let elsewhere = std::env::temp_dir().join(format!("blockstream-tui-{}.log", std::process::id()));
+        let there = path.parent().is_none_or(|p| p.as_os_str().is_empty() || p.is_dir());
+        let path = if there { path } else { elsewhere.as_path() };
         let open = OpenOptions::new().append(true).create(true).read(true).open(path);
         let mut log = open.map_err(|e| Error::io("open", path, e))?;
         let read = log.seek(SeekFrom::End(0)).map_err(|e| Error::io("read", path, e))?;
@@ -37,7 +42,7 @@ impl Noise {
         let saved = (keep(stdout())?, keep(stderr())?);
         dup2_stdout(&log).map_err(refused)?;
         dup2_stderr(&log).map_err(refused)?;
-        Ok(Noise { saved, log, path: path.into(), read, partial: Vec::new() })
+        Ok(Noise { saved, log, path: path.into(), kept: kept.into(), read, partial: Vec::new() })
     }
 
     /// Leaves fd 1 and fd 2 on the log for good: the terminal that they were is gone.
@@ -78,6 +83,22 @@ impl Drop for Noise {
         let _ = dup2_stderr(&self.saved.1);
         // An empty log says nothing: a session without noise leaves no file behind.
         if self.log.metadata().is_ok_and(|m| m.len() == 0) {
+            let _ = std::fs::remove_file(&self.path);
+        } else if self.path != self.kept {
+            self.keep_log();
+        }
+    }
+}
+
+impl Noise {
+    /// Moves the log to where it is kept, behind what is there. A folder that can't be made leaves it where it is.
+    fn keep_log(&self) {
+        let folder = self.kept.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let moved = folder.and_then(|()| {
+            let mut to = OpenOptions::new().append(true).create(true).open(&self.kept)?;
+            std::io::copy(&mut File::open(&self.path)?, &mut to)
+        });
+        if moved.is_ok() {
             let _ = std::fs::remove_file(&self.path);
         }
     }

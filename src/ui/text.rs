@@ -49,6 +49,18 @@ pub fn fit_right(text: &str, columns: usize) -> String {
     format!("{}{out}", " ".repeat(pad))
 }
 
+/// `text` cleaned and cut in its middle to at most `columns`: of long names the end tells as much as the beginning.
+#[must_use]
+pub fn middle(text: &str, columns: usize) -> String {
+    let text = clean(text);
+    if width(&text) <= columns || columns < 8 {
+        return cut(&text, columns);
+    }
+    let head = cut(&text, columns.div_ceil(2));
+    let end = tail(&text, columns - width(&head) + 1);
+    format!("{head}{}", end.trim_start_matches('…'))
+}
+
 /// The tail of a path-like `text` in `columns`, `…` in front where something is missing.
 #[must_use]
 pub fn tail(text: &str, columns: usize) -> String {
@@ -81,6 +93,10 @@ mod tests {
             assert_eq!(width(&fit_right(name, columns)), columns, "{columns}");
         }
         assert_eq!(cut(name, 6), "模型-…");
+        for columns in 0..40 {
+            assert!(width(&middle("meta-llama/模型-七十亿/Llama-3.1-8B-Instruct", columns)) <= columns, "{columns}");
+        }
+        assert_eq!(middle("20261128T201500Z-smol-lora", 17), "20261128…mol-lora");
         assert_eq!(cut("ab👩‍🔬cd", 4), "ab…");
         assert_eq!(tail("/a/long/path", 6), "…/path");
     }

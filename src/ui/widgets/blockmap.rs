@@ -67,7 +67,7 @@ impl BlockMap<'_> {
         let style = tier_style(tier, self.theme);
         match self.states.get(block) {
             None => Span::styled(upper.to_string(), style),
-            Some(BlockState::Away) => Span::styled(lower.to_string(), style.add_modifier(Modifier::DIM)),
+            Some(BlockState::Away) => Span::styled(lower.to_string(), style),
             Some(BlockState::Reading) => Span::styled("·", self.theme.tone(Tone::Notice).add_modifier(Modifier::BOLD)),
             Some(BlockState::Copying) => Span::styled("›", self.theme.tone(Tone::Accent).add_modifier(Modifier::BOLD)),
             Some(BlockState::Resident) => Span::styled(upper.to_string(), style.add_modifier(Modifier::BOLD)),
@@ -81,16 +81,25 @@ impl BlockMap<'_> {
     #[must_use]
     pub fn legend(&self, width: usize) -> Line<'static> {
         let dim = self.theme.dim();
-        let states = [("A", "on"), ("a", "off"), ("·", "read"), ("›", "copy")];
-        let mut spans = Vec::new();
-        for (sign, word) in states {
-            spans.push(Span::raw(sign));
-            spans.push(Span::styled(format!(" {word}  "), dim));
+        let long = ["UPPER", " loaded  ", "lower", " not  ", "·", " reading  ", "›", " copying  "];
+        let mid = ["A", " loaded  ", "a", " not  ", "·", " reading  ", "›", " copying  "];
+        let short = ["A", " loaded ", "a", " not ", "·", " read ", "›", " copy"];
+        for (states, active) in [(long, "inverse"), (mid, "A"), (short, "")] {
+            let mut spans: Vec<Span> = Vec::new();
+            for pair in states.chunks(2) {
+                spans.push(Span::raw(pair[0]));
+                spans.push(Span::styled(pair[1], dim));
+            }
+            if !active.is_empty() {
+                spans.push(Span::styled(active, self.theme.selected()));
+                spans.push(Span::styled(" computing", dim));
+            }
+            let line = Line::from(spans);
+            if line.width() <= width {
+                return line;
+            }
         }
-        spans.push(Span::styled("A", self.theme.selected()));
-        spans.push(Span::styled(" active", dim));
-        let line = Line::from(spans);
-        if line.width() <= width { line } else { Line::styled("A on a off · read › copy", dim) }
+        Line::styled("A loaded  a not", dim)
     }
 }
 
@@ -104,14 +113,17 @@ pub fn tier_style(tier: TierName, theme: Theme) -> Style {
     })
 }
 
-/// `V 10  R 10  D 10`: how many blocks each tier holds.
+/// How many layers each tier holds: `V 10  R 10  D 10`, and where it is `wide` `V 10 VRAM  R 10 RAM  D 10 disk`.
 #[must_use]
-pub fn counts(tiers: &[TierName], theme: Theme) -> Vec<Span<'static>> {
+pub fn counts(tiers: &[TierName], wide: bool, cpu: bool, theme: Theme) -> Vec<Span<'static>> {
     let mut spans = Vec::new();
-    for tier in [TierName::Vram, TierName::Ram, TierName::Disk] {
+    // Without a card the first tier is layers that stay ready to compute with.
+    let fast = if cpu { "ready" } else { "VRAM" };
+    for (tier, name) in [(TierName::Vram, fast), (TierName::Ram, "RAM"), (TierName::Disk, "disk")] {
         let n = tiers.iter().filter(|t| **t == tier).count();
         spans.push(Span::styled(tier.letter().to_string(), tier_style(tier, theme)));
-        spans.push(Span::raw(format!(" {n}  ")));
+        let name = if wide { format!(" {name}") } else { String::new() };
+        spans.push(Span::raw(format!(" {n}{name}  ")));
     }
     if let Some(last) = spans.last_mut() {
         *last = Span::raw(last.content.trim_end().to_owned());

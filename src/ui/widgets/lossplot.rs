@@ -1,7 +1,7 @@
 //! The loss chart: Braille lines that break where a value is not finite and never lose a spike.
 
 use super::super::run::{Bucket, columns, smooth};
-use super::super::theme::{Depth, Theme, Tone};
+use super::super::theme::{Theme, Tone};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Style};
@@ -87,11 +87,12 @@ impl LossPlot<'_> {
         } else {
             2
         };
-        let labels: Vec<String> = (0..ticks)
+        let values: Vec<f64> = (0..ticks)
             .map(|i| bounds.y[1] - (bounds.y[1] - bounds.y[0]) * f64::from(i) / f64::from(ticks - 1))
-            .map(|y| label(self.unscale(y)))
+            .map(|y| self.unscale(y))
             .collect();
-        let gutter = labels.iter().map(|l| l.len()).max().unwrap_or(0).min(8) as u16 + 1;
+        let labels = labels(&values);
+        let gutter = labels.iter().map(|l| l.len()).max().unwrap_or(0).min(WIDEST_LABEL) as u16 + 1;
         let plot =
             Rect { x: area.x + gutter, width: area.width.saturating_sub(gutter), height: area.height - 1, ..area };
         for (i, text) in labels.iter().enumerate() {
@@ -110,8 +111,7 @@ impl LossPlot<'_> {
     fn curves(&self, frame: &mut Frame, area: Rect, bounds: Bounds, cols: &[Bucket], evals: &[(f64, f64)]) {
         let accent = color(self.theme.tone(Tone::Accent));
         let smoothed = self.smoothing > 0.0;
-        let faint = if self.theme.depth == Depth::Mono { Color::Reset } else { Color::DarkGray };
-        let raw = if smoothed { faint } else { accent };
+        let raw = if smoothed { color(self.theme.dim()) } else { accent };
         let (theme, top) = (self.theme, bounds.y[1]);
         let canvas = Canvas::default().marker(Marker::Braille).x_bounds(bounds.x).y_bounds(bounds.y).paint(|ctx| {
             for segment in self.segments(cols) {
@@ -170,14 +170,20 @@ fn color(style: Style) -> Color {
     style.fg.unwrap_or(Color::Reset)
 }
 
-/// A number in at most eight columns.
-fn label(y: f64) -> String {
-    match y.abs() {
-        a if a != 0.0 && !(1e-3..1e5).contains(&a) => format!("{y:.1e}"),
-        a if a < 10.0 => format!("{y:.3}"),
-        a if a < 1_000.0 => format!("{y:.1}"),
-        _ => format!("{y:.0}"),
-    }
+/// Most columns of a tick's label.
+const WIDEST_LABEL: usize = 10;
+
+/// The ticks' labels: with as many places as it takes to tell them apart, where the room allows that.
+fn labels(values: &[f64]) -> Vec<String> {
+    let largest = values.iter().fold(0.0_f64, |l, y| l.max(y.abs()));
+    let plain = largest == 0.0 || (1e-3..1e5).contains(&largest);
+    let least = if plain { if largest < 10.0 { 3 } else { usize::from(largest < 1_000.0) } } else { 1 };
+    let written = |places: usize| -> Vec<String> {
+        values.iter().map(|y| if plain { format!("{y:.places$}") } else { format!("{y:.places$e}") }).collect()
+    };
+    let told_apart = |labels: &[String]| labels.windows(2).all(|l| l[0] != l[1]);
+    let fits = |labels: &[String]| labels.iter().all(|l| l.len() <= WIDEST_LABEL);
+    (least..=9).map(written).take_while(|l| fits(l)).find(|l| told_apart(l)).unwrap_or_else(|| written(least))
 }
 
 #[cfg(test)]
@@ -210,6 +216,27 @@ mod tests {
         assert_eq!(text.matches('✗').count(), 1, "{text}");
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
         assert!(drawn(&[f64::NAN; 3], false, (40, 10)).contains('◆'), "held-out loss shows without training loss");
+    }
+
+    #[test]
+    fn case_fo_61_the_axis_has_as_many_digits_as_tell_its_ticks_apart() {
+        let apart = |high: f64, low: f64, n: usize| {
+            let values: Vec<f64> = (0..n).map(|i| high - (high - low) * i as f64 / (n - 1) as f64).collect();
+            let mut labels = labels(&values);
+            assert!(labels.iter().all(|l| l.len() <= WIDEST_LABEL), "{labels:?}");
+            let all = labels.len();
+            labels.dedup();
+            (labels.len() == all, labels)
+        };
+        for (high, low) in [(12.61, 12.49), (3.0, 2.999), (99.99, 99.98), (0.02, 0.0199), (1e-5, 0.9e-5), (3e7, 2.99e7)]
+        {
+            for n in [2, 3, 5] {
+                let (ok, labels) = apart(high, low, n);
+                assert!(ok, "{labels:?}");
+            }
+        }
+        assert_eq!(labels(&[3.076, 2.770, 2.464]), ["3.076", "2.770", "2.464"]);
+        assert_eq!(labels(&[12.6, 12.55, 12.5]), ["12.60", "12.55", "12.50"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::symbols::border;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Paragraph};
+use ratatui::widgets::{Block, Clear, Paragraph};
 
 /// Frames a pane and returns its inside. Small areas get a heading line instead of a box, tiny ones nothing.
 pub fn pane(frame: &mut Frame, area: Rect, title: Line<'_>, focused: bool, compact: bool, theme: Theme) -> Rect {
@@ -40,18 +40,44 @@ pub fn pane(frame: &mut Frame, area: Rect, title: Line<'_>, focused: bool, compa
     Rect { y: area.y + 1, height: area.height - 1, ..area }
 }
 
+/// `line` in at most `width` columns; where something is missing it ends in `…`.
+fn shortened(mut line: Line<'_>, width: usize) -> Line<'_> {
+    let text: String = line.spans.iter().map(|s| s.content.as_ref()).collect();
+    if super::text::width(text.trim_end()) <= width {
+        return line;
+    }
+    let mut left = width;
+    for span in &mut line.spans {
+        let whole = span.width();
+        if whole < left {
+            left -= whole;
+        } else {
+            // The blank stands for what follows: a span that just fits is cut too.
+            span.content = super::text::cut(&format!("{} ", span.content), left).into();
+            left = 0;
+        }
+    }
+    line
+}
+
 /// Draws a line over whatever is there, no wider than the line.
 pub fn put(frame: &mut Frame, area: Rect, line: Line<'_>) {
     let area = area.intersection(frame.area());
     if !area.is_empty() {
+        let line = shortened(line, area.width.into());
         let width = (line.width() as u16).min(area.width);
-        frame.render_widget(Paragraph::new(line), Rect { width, height: 1, ..area });
+        let at = Rect { width, height: 1, ..area };
+        // A paragraph adds its style to the cell's own: a title would take on what its border is drawn with.
+        frame.render_widget(Clear, at);
+        frame.render_widget(Paragraph::new(line), at);
     }
 }
 
 /// Draws lines from the top of an area, from line `scroll` on.
 pub fn lines(frame: &mut Frame, area: Rect, text: Vec<Line<'_>>, scroll: usize) {
-    let shown: Vec<Line<'_>> = text.into_iter().skip(scroll).take(area.height.into()).collect();
+    let width = usize::from(area.width);
+    let shown: Vec<Line<'_>> =
+        text.into_iter().skip(scroll).take(area.height.into()).map(|line| shortened(line, width)).collect();
     frame.render_widget(Paragraph::new(shown), area);
 }
 
@@ -74,6 +100,65 @@ pub fn bar(width: usize, ratio: f64, mark: Option<f64>, style: Style, theme: The
 #[must_use]
 pub fn pair(label: &str, value: impl Into<String>, theme: Theme) -> Vec<Span<'static>> {
     vec![Span::styled(format!("{label} "), theme.dim()), Span::raw(value.into())]
+}
+
+/// Puts groups of spans into lines of at most `width` columns, `gap` columns apart; lines after the first begin `indent`
+/// columns in.
+#[must_use]
+pub fn packed(groups: Vec<Vec<Span<'static>>>, indent: usize, gap: usize, width: usize) -> Vec<Line<'static>> {
+    let mut out: Vec<Line<'static>> = Vec::new();
+    for group in groups {
+        let group = Line::from(group);
+        match out.last_mut() {
+            Some(last) if last.width() + gap + group.width() <= width => {
+                last.spans.push(Span::raw(" ".repeat(gap)));
+                last.spans.extend(group.spans);
+            }
+            None => out.push(group),
+            Some(_) => {
+                let mut line = Line::from(" ".repeat(indent));
+                line.spans.extend(group.spans);
+                out.push(line);
+            }
+        }
+    }
+    out
+}
+
+/// A command in lines of at most `width` columns, broken before its `--` words with a backslash, as a shell takes it.
+#[must_use]
+pub fn shell_lines(command: &str, width: usize) -> Vec<String> {
+    let mut out: Vec<String> = Vec::new();
+    let mut line = String::new();
+    for (i, part) in command.split(" --").enumerate() {
+        let part = if i == 0 { part.to_owned() } else { format!("--{part}") };
+        if i > 0 && super::text::width(&line) + super::text::width(&part) + 3 > width {
+            out.push(format!("{line} \\"));
+            line = format!("  {part}");
+        } else {
+            line.push_str(if i == 0 { "" } else { " " });
+            line.push_str(&part);
+        }
+    }
+    out.push(line);
+    out.into_iter().flat_map(|line| hard_cut(line, width)).collect()
+}
+
+/// A line that is too long goes on at the very start of the next, which a shell joins without a gap.
+fn hard_cut(line: String, width: usize) -> Vec<String> {
+    if super::text::width(&line) <= width {
+        return vec![line];
+    }
+    let (mut out, mut part) = (Vec::new(), String::new());
+    for c in line.chars() {
+        let next = super::text::width(c.encode_utf8(&mut [0; 4]));
+        if !part.is_empty() && super::text::width(&part) + next + 1 > width {
+            out.push(std::mem::take(&mut part) + "\\");
+        }
+        part.push(c);
+    }
+    out.push(part);
+    out
 }
 
 /// Wraps text to `width` columns at spaces; a longer word is cut across lines.
@@ -124,6 +209,36 @@ mod tests {
         assert_eq!(wrap("模", 1), ["…"]);
         assert_eq!(wrap("", 9), [""]);
         assert_eq!(wrap("a\n\nb", 9), ["a", "", "b"]);
+    }
+
+    #[test]
+    fn what_is_cut_says_so() {
+        let line = || Line::from(vec![Span::raw("ab "), Span::raw("cde"), Span::raw("  ")]);
+        let at = |width| shortened(line(), width).spans.iter().map(|s| s.content.to_string()).collect::<String>();
+        assert_eq!([6, 5, 4, 3, 2, 1, 0].map(at), ["ab cde  ", "ab c…", "ab …", "ab…", "a…", "…", ""]);
+    }
+
+    #[test]
+    fn groups_fill_lines_and_none_is_broken() {
+        let groups = || ["disk 1", "link 22", "x"].map(|t| vec![Span::raw(t)]).to_vec();
+        let at = |width| packed(groups(), 2, 2, width).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(at(30), ["disk 1  link 22  x"]);
+        assert_eq!(at(15), ["disk 1  link 22", "  x"]);
+        assert_eq!(at(9), ["disk 1", "  link 22", "  x"]);
+    }
+
+    #[test]
+    fn case_fo_55_a_broken_command_reads_back_as_the_whole_one() {
+        let command = "blockstream-tui generate --model 'a b/c' --adapter x/adapter --greedy --prompt \"Hi\"";
+        for width in 26..120 {
+            let lines = shell_lines(command, width);
+            assert!(lines.iter().all(|l| super::super::text::width(l) <= width), "{width}: {lines:?}");
+            // What a shell does with it.
+            let back = lines.join("\n").replace("\\\n", "").replace("   ", " ");
+            assert_eq!(back, command, "{width}: {lines:?}");
+        }
+        assert_eq!(shell_lines(command, 200), [command]);
+        assert_eq!(shell_lines("a --path abcdefghijkl", 11), ["a \\", "  --path a\\", "bcdefghijk\\", "l"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A table whose columns are cut by display width, with the selected row in reverse video.
 
 use super::super::list::window;
-use super::super::text::{fit, fit_right};
+use super::super::text::{fit, fit_right, middle};
 use super::super::theme::Theme;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -36,7 +36,8 @@ pub fn draw(frame: &mut Frame, area: Rect, columns: &[Column], rows: &[Vec<Cell>
     let fill = (area.width as usize).saturating_sub(fixed + 1) / fills;
     let width = |c: Column| if c.width == 0 { fill } else { c.width };
     let text = |c: Column, t: &str| {
-        if c.right { fit_right(t, width(c)) } else { fit(t, width(c)) }
+        // Of a name that doesn't fit, its end tells as much as its beginning.
+        if c.right { fit_right(t, width(c)) } else { fit(&middle(t, width(c)), width(c)) }
     };
     let heading: String = shown.iter().map(|(_, c)| format!(" {}", text(*c, c.title))).collect();
     let mut lines = vec![Line::styled(heading, theme.dim())];

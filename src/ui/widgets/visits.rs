@@ -105,13 +105,13 @@ fn phases(visits: &[VisitTimes], per: usize, wide: usize, width: usize) -> Strin
     line
 }
 
-/// The signs with the step's seconds: `█ compute 310 ms  › link wait 20.0 ms  · disk wait 0.0 ms`, shorter where it is
+/// The signs with the step's seconds: `█ compute 310 ms  › copy wait 20.0 ms  · disk wait 0.0 ms`, shorter where it is
 /// narrow.
 #[must_use]
 pub fn legend(s: &StepRecord, width: usize, theme: Theme) -> Line<'static> {
     let times = [s.compute_s, s.stall_s - s.stall_disk_s, s.stall_disk_s].map(|t| t.max(0.0));
     let whole =
-        [" compute ", " link wait ", " disk wait "].into_iter().zip(times).map(|(word, t)| word.to_owned() + &secs(t));
+        [" compute ", " copy wait ", " disk wait "].into_iter().zip(times).map(|(word, t)| word.to_owned() + &secs(t));
     let (unit, scale, digits) = if s.seconds < 1.0 { (" ms", 1e3, 0) } else { (" s", 1.0, 2) };
     let short = |words: [&str; 3]| -> Vec<String> {
         let mut out: Vec<String> =
@@ -120,7 +120,7 @@ pub fn legend(s: &StepRecord, width: usize, theme: Theme) -> Line<'static> {
         out
     };
     let forms: [(Vec<String>, &str); 3] =
-        [(whole.collect(), "  "), (short([" compute ", " link ", " disk "]), " "), (short([""; 3]), " ")];
+        [(whole.collect(), "  "), (short([" compute ", " copy ", " disk "]), " "), (short([""; 3]), " ")];
     let length =
         |(words, gap): &(Vec<String>, &str)| words.iter().map(|w| columns(w) + 1).sum::<usize>() + 2 * gap.len();
     let chosen = forms.iter().position(|f| length(f) <= width).unwrap_or(forms.len() - 1);
@@ -178,8 +178,8 @@ mod tests {
     fn the_legend_gets_shorter_with_its_room() {
         let s = StepRecord { seconds: 0.4, compute_s: 0.31, stall_s: 0.02, ..StepRecord::default() };
         let at = |width| text(&[legend(&s, width, Theme::plain())])[0].clone();
-        assert_eq!(at(60), "█ compute 310 ms  › link wait 20.0 ms  · disk wait 0.0 ms");
-        assert_eq!(at(41), "█ compute 310 › link 20 · disk 0 ms");
+        assert_eq!(at(60), "█ compute 310 ms  › copy wait 20.0 ms  · disk wait 0.0 ms");
+        assert_eq!(at(41), "█ compute 310 › copy 20 · disk 0 ms");
         assert_eq!(at(20), "█310 ›20 ·0 ms");
     }
 }
