@@ -9,6 +9,8 @@ mod faults;
 mod hub;
 #[path = "screens/keys.rs"]
 mod keys_and_messages;
+#[path = "screens/newcomer.rs"]
+mod newcomer;
 #[path = "screens/pace.rs"]
 mod pace;
 #[path = "screens/whatif.rs"]
@@ -135,7 +137,7 @@ fn dialogs_and_overlays_at_80x24() {
     };
     shot(&mut session, "quit_dialog", "q");
     shot(&mut session, "help", "?");
-    shot(&mut session, "help_filtered", "? s a v e");
+    shot(&mut session, "help_filtered", "? / s a v e");
     shot(&mut session, "palette", ": p a u");
     shot(&mut session, "report", "5 <ret>");
     shot(&mut session, "compare", "<space> <space> c");
@@ -228,7 +230,7 @@ fn case_ui_09_rows_with_wide_names_end_at_the_same_column() {
 #[test]
 fn case_ui_12_no_colour_means_none_and_selection_is_reversed() {
     states(&mut desk(), |session| {
-        session.app.theme = Theme { depth: Depth::Mono, ascii: false };
+        session.app.theme = Theme { depth: Depth::Mono, light: false, ascii: false };
         for screen in Screen::ALL {
             session.send(Msg::Open(screen));
             let drawn = buffer(&session.app, (100, 30));

@@ -34,11 +34,16 @@ struct Term {
 
 impl Term {
     fn start(env: &[(&str, &str)]) -> Term {
+        Term::start_in(env, "")
+    }
+
+    /// The results go into the folder `sub` of a fresh one.
+    fn start_in(env: &[(&str, &str)], sub: &str) -> Term {
         let size = PtySize { rows: 24, cols: 80, pixel_width: 0, pixel_height: 0 };
         let pair = native_pty_system().openpty(size).unwrap();
         let results = tempfile::tempdir().unwrap();
         let mut command = CommandBuilder::new(BINARY);
-        command.args(["--results", results.path().to_str().unwrap()]);
+        command.args(["--results", results.path().join(sub).to_str().unwrap()]);
         command.cwd(results.path());
         for name in ["NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM", "BSTUI_PANIC_TEST"] {
             command.env_remove(name);
@@ -137,13 +142,45 @@ fn it_starts_trains_by_keyboard_and_quits() {
     t.keys("\r");
     t.until_shown("✓ finished");
     t.keys("5");
-    t.until_shown("held-out");
+    t.until_shown("2.90 → 1.20");
     t.keys("q");
     assert_eq!(t.code(), 0);
     assert!(t.position(ENTER_SCREEN) < t.position(LEAVE_SCREEN));
     assert!(t.cooked());
     assert!(t.results.path().join("fake-1/report.json").exists());
     assert!(!t.results.path().join("blockstream-tui.log").exists(), "no noise, no log");
+}
+
+#[test]
+fn case_fo_61_looking_around_makes_no_folder_and_noise_is_kept_all_the_same() {
+    let mut t = Term::start_in(&[], "not-there-yet");
+    t.until_shown("SmolLM2-135M-Instruct");
+    t.keys("235q");
+    assert_eq!(t.code(), 0);
+    assert!(!t.results.path().join("not-there-yet").exists());
+
+    let mut t = Term::start_in(&[("BSTUI_FAKE_STEPS", "5"), ("BSTUI_FAKE_FAULT", "noise")], "not-there-yet");
+    t.until_shown("SmolLM2-135M-Instruct");
+    t.keys("\r\r");
+    t.until_shown("» XXXX from a library on fd 2");
+    t.until_shown("✓ finished");
+    t.keys("q");
+    assert_eq!(t.code(), 0);
+    let log = std::fs::read_to_string(t.results.path().join("not-there-yet/blockstream-tui.log")).unwrap();
+    assert!(log.contains("XXXX from a library"), "{log}");
+}
+
+#[test]
+fn case_fo_61_a_mouse_report_of_no_place_ends_nothing() {
+    let mut t = Term::start(&[]);
+    t.until_shown("SmolLM2-135M-Instruct");
+    for report in ["\u{1b}[<0;0;0M", "\u{1b}[<0;0;0m", "\u{1b}[M   ", "\u{1b}[0;0;0M"] {
+        t.keys(report);
+    }
+    t.keys("5");
+    t.until_shown("2.90 → 1.20");
+    t.keys("q");
+    assert_eq!(t.code(), 0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::overlay::{Answer, Overlay, Palette, Prompt};
 use crate::event::{Command, Level};
 use crate::plan::Verdict;
 use ratatui::crossterm::event::KeyEvent;
+use ratatui::layout::Rect;
 
 impl App {
     /// Does what a key or the palette asks for.
@@ -30,7 +31,11 @@ impl App {
             A::Mark => self.runs.mark(),
             A::Filter => self.start_filter(),
             A::Edit => self.edit_setting(),
-            A::OpenPath => self.overlay = Some(Overlay::Prompt(Prompt::open_path(&self.config.model.path))),
+            A::OpenPath => {
+                // A path that was refused can be mended; one that was taken is not what is wanted next.
+                let typed = if self.plan.error().is_some() { self.config.model.path.as_str() } else { "" };
+                self.overlay = Some(Overlay::Prompt(Prompt::open_path(typed)));
+            }
             A::Hub => self.overlay = Some(Overlay::Prompt(Prompt::hub())),
             A::Download => return self.look_into_download(),
             A::Mode => return self.toggle_mode(),
@@ -75,9 +80,15 @@ impl App {
         match self.screen {
             Screen::Models => self.models.list.step(by),
             Screen::Runs => self.runs.list.step(by),
-            Screen::Plan => self.plan.step(by),
+            Screen::Plan => {
+                let most = super::screens::plan::most_scroll(self, super::frame::body(self.area()));
+                self.plan.step(by, most);
+            }
             Screen::Data => self.data.form.step(by, super::form::DATA.len()),
-            Screen::Run => self.panes.scroll_log(by, self.run.log.count(self.panes.level)),
+            Screen::Run => {
+                let most = super::screens::run::most_scroll(self, super::frame::body(self.area()));
+                self.panes.scroll_log(by, most);
+            }
             Screen::Try => {}
         }
     }
@@ -135,10 +146,14 @@ impl App {
             None => Some(("No plan yet", self.plan.error().unwrap_or("pick a model on the Models screen").to_owned())),
             Some(report) => {
                 let mode = super::screens::plan::chosen(&self.config, report);
-                (mode.verdict == Verdict::Infeasible).then(|| {
-                    let fix = mode.nearest_fix.as_deref().map(|f| format!("\n\nNearest fix: {f}")).unwrap_or_default();
-                    ("INFEASIBLE", format!("{}{fix}", mode.reasons.join("\n")))
-                })
+                if mode.verdict == Verdict::Infeasible {
+                    let near = mode.nearest_fix.as_deref().map(|f| format!("\n\nNearest fix: {f}")).unwrap_or_default();
+                    let text = format!("{}{near}", mode.reasons.join("\n"));
+                    let fix = mode.fix_command.clone();
+                    self.overlay = Some(Overlay::Message { title: "This does not fit".into(), text, scroll: 0, fix });
+                    return Vec::new();
+                }
+                self.plan.unready().map(|why| ("This can't start yet", why.to_owned()))
             }
         };
         match refusal {
@@ -148,6 +163,12 @@ impl App {
             }
             None => vec![Effect::Start],
         }
+    }
+
+    /// The whole screen; a usual one while nobody has said how large it is.
+    pub(super) fn area(&self) -> Rect {
+        let (width, height) = if self.size == (0, 0) { (80, 24) } else { self.size };
+        Rect { x: 0, y: 0, width, height }
     }
 
     /// Changes the selected figure of the machine and plans for it.
@@ -276,9 +297,16 @@ impl App {
             "<esc>" => form.editing = None,
             "<ret>" => {
                 let text = input.text().trim().to_owned();
-                form.editing = None;
                 let key = fields.get(form.selected)?.key;
-                return Some(self.set(key, &text));
+                let effects = self.change(key, &text);
+                // What was refused stays to be mended.
+                if effects.is_some() {
+                    match self.screen {
+                        Screen::Plan => self.plan.form.editing = None,
+                        _ => self.data.form.editing = None,
+                    }
+                }
+                return Some(effects.unwrap_or_default());
             }
             _ => {
                 input.key(key);
@@ -308,13 +336,27 @@ impl App {
     /// A key while `overlay` is open; it is put back unless it closes.
     pub(super) fn overlay_key(&mut self, overlay: Overlay, key: &KeyEvent) -> Vec<Effect> {
         match overlay.key(key) {
-            Answer::Stay(overlay) => {
+            Answer::Stay(mut overlay) => {
+                let most = super::overlays::most_scroll(self, &overlay, self.area());
+                overlay.limit(most);
                 self.overlay = Some(*overlay);
                 Vec::new()
             }
+            Answer::Complete(overlay, typed) => {
+                self.overlay = Some(*overlay);
+                vec![Effect::Complete(typed)]
+            }
+            Answer::Fix(command) => self.apply_fix(&command),
+            Answer::ActOn(screen, action) => {
+                let mut effects = match screen {
+                    Some(screen) if screen != self.screen => self.update(super::app::Msg::Open(screen)),
+                    _ => Vec::new(),
+                };
+                effects.extend(self.act(action));
+                effects
+            }
             Answer::Close => Vec::new(),
             Answer::Quit(choice) => self.quit_with(choice),
-            Answer::Act(action) => self.act(action),
             Answer::OpenModel(path) => self.choose_model(&path),
             Answer::HubModel(id) => self.fetch_headers(&id),
             Answer::Download => self.start_download(),

@@ -81,6 +81,10 @@ pub enum Msg {
     Models(Vec<ModelEntry>),
     /// Answer to [`Effect::Plan`]; an error as text.
     Planned(Result<Box<PlanReport>, String>),
+    /// Why what was planned could not be started.
+    Unready(Option<String>),
+    /// Answer to [`Effect::Complete`].
+    Folders(Vec<String>),
     /// Answer to [`Effect::Start`].
     StartFailed(String),
     /// The run has been handed to the worker.
@@ -116,6 +120,8 @@ pub enum Effect {
     LoadModels,
     /// Plan the config.
     Plan,
+    /// Find the folders that a path being typed can go on to.
+    Complete(String),
     /// Start the run that the config describes.
     Start,
     /// Tell the trainer.
@@ -260,6 +266,15 @@ impl App {
             }
             Msg::Planned(Ok(plan)) => self.plan.set(Ok(*plan)),
             Msg::Planned(Err(e)) => self.plan.set(Err(e)),
+            Msg::Unready(why) => self.plan.ready(why.map(|why| match self.config.data.files.is_empty() {
+                true if self.config.train.mode == "lora" => "No training data yet: press 2 and set files".into(),
+                _ => why,
+            })),
+            Msg::Folders(folders) => {
+                if let Some(Overlay::Prompt(p)) = &mut self.overlay {
+                    p.complete(folders);
+                }
+            }
             Msg::StartAccepted => {
                 self.run = RunView::starting(std::mem::take(&mut self.run.log), self.basis());
                 self.event_seen_at = self.now;
@@ -291,16 +306,37 @@ impl App {
 
     /// Opens a dialog with a text to read.
     pub fn message(&mut self, title: &str, text: &str) {
-        self.overlay = Some(Overlay::Message { title: title.into(), text: text.into(), scroll: 0 });
+        self.overlay = Some(Overlay::Message { title: title.into(), text: text.into(), scroll: 0, fix: None });
     }
 
     /// Changes one setting and plans again.
     pub(super) fn set(&mut self, key: &str, value: &str) -> Vec<Effect> {
+        self.change(key, value).unwrap_or_default()
+    }
+
+    /// As [`App::set`]; `None` if it was refused, which is then said.
+    pub(super) fn change(&mut self, key: &str, value: &str) -> Option<Vec<Effect>> {
         match crate::config::load::set(&mut self.config, key, value) {
             Ok(note) => {
                 if let Some(note) = note {
                     self.say(Level::Info, note);
                 }
+                Some(self.replan())
+            }
+            Err(e) => {
+                self.say(Level::Error, e.to_string());
+                None
+            }
+        }
+    }
+
+    /// Takes over the settings of a command that the planner has printed, and plans them.
+    pub(super) fn apply_fix(&mut self, command: &str) -> Vec<Effect> {
+        match crate::plan::read_command(command) {
+            Ok(config) => {
+                let (machine, results) = (self.config.machine.take(), self.config.results.take());
+                self.config = RunConfig { machine, results, ..config };
+                self.say(Level::Info, "the nearest fix is applied; enter starts the run");
                 self.replan()
             }
             Err(e) => {

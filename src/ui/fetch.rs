@@ -123,7 +123,7 @@ impl App {
                     self.fetch.end();
                     self.fetch.plan = None;
                     self.close_download();
-                    self.say(Level::Warn, "cancelled; what has come is kept: d goes on behind it");
+                    self.say(Level::Warn, "Cancelled. d resumes the download");
                 }
                 Fetched::Failed(why) => self.fetch_failed(&why),
             }
@@ -138,7 +138,7 @@ impl App {
         self.close_download();
         // Whatever else is open is being used.
         if self.overlay.is_none() {
-            self.message("The hub", why);
+            self.message("The hub could not be asked", why);
         } else {
             self.say(Level::Error, why);
         }

@@ -24,7 +24,7 @@ pub const PLAN: &[Field] = &[
     Field { key: "lora.targets", label: "targets", get: targets, steps: &["q_proj,v_proj", ATTENTION, ALL_LINEAR] },
     Field {
         key: "lora.top_fraction",
-        label: "top fraction",
+        label: "layers trained",
         get: |c| c.lora.top_fraction.to_string(),
         steps: &["0.1", "0.25", "0.5", "0.75", "1"],
     },
@@ -60,10 +60,15 @@ pub const PLAN: &[Field] = &[
         get: |c| format!("{:e}", c.train.learning_rate),
         steps: &["1e-5", "2e-5", "5e-5", "1e-4", "2e-4", "5e-4", "1e-3"],
     },
-    Field { key: "stream.tier", label: "tier", get: |c| c.stream.tier.clone(), steps: &["auto", "ram", "disk"] },
+    Field {
+        key: "stream.tier",
+        label: "weights wait in",
+        get: |c| c.stream.tier.clone(),
+        steps: &["auto", "ram", "disk"],
+    },
     Field {
         key: "stream.prefetch_ahead",
-        label: "prefetch",
+        label: "layers ahead",
         get: |c| c.stream.prefetch_ahead.to_string(),
         steps: &["0", "1", "2", "3", "4", "5"],
     },
@@ -75,7 +80,7 @@ pub const PLAN: &[Field] = &[
     },
     Field {
         key: "stream.host_budget",
-        label: "host budget",
+        label: "RAM for weights",
         get: |c| size(c.stream.host_budget),
         steps: &["0", "64 MB", "1 GB", "2 GB", "4 GB", "8 GB", "16 GB", "32 GB"],
     },
@@ -91,13 +96,13 @@ pub const DATA: &[Field] = &[
     },
     Field {
         key: "data.eval_files",
-        label: "held-out files",
+        label: "evaluation files",
         get: |c| c.data.eval_files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(","),
         steps: &[],
     },
     Field {
         key: "data.eval_split",
-        label: "held-out share",
+        label: "evaluation share",
         get: |c| c.data.eval_split.to_string(),
         steps: &["0", "0.05", "0.1", "0.2"],
     },
@@ -121,13 +126,13 @@ pub const DATA: &[Field] = &[
     },
     Field {
         key: "data.over_long",
-        label: "longer rows",
+        label: "rows over the limit",
         get: |c| c.data.over_long.clone(),
         steps: &["truncate_end", "truncate_start", "drop", "error"],
     },
     Field {
         key: "data.system_fallback",
-        label: "system turn",
+        label: "system message unsupported",
         get: |c| c.data.system_fallback.clone(),
         steps: &["stop", "fold", "drop"],
     },
@@ -156,11 +161,13 @@ impl Field {
     pub fn shown(&self, config: &RunConfig) -> String {
         let value = (self.get)(config);
         match (self.key, value.as_str()) {
-            ("stream.vram_budget" | "stream.host_budget", "0") => "what is free".into(),
+            ("stream.vram_budget" | "stream.host_budget", "0") => "all free".into(),
             ("train.max_steps", "0") if config.train.num_train_epochs == 1.0 => "1 epoch".into(),
             ("train.max_steps", "0") => format!("{} epochs", config.train.num_train_epochs),
             ("lora.targets", ATTENTION) => "q k v o".into(),
             ("lora.targets", _) => value.replace("_proj", "").replace(',', " "),
+            ("lora.top_fraction", "1") => "all".into(),
+            ("lora.top_fraction", share) => format!("top {share} of them"),
             (_, "") => "none".into(),
             _ => value,
         }
@@ -223,7 +230,7 @@ mod tests {
     #[test]
     fn zero_reads_as_what_it_means() {
         let c = RunConfig::default();
-        assert_eq!(field("stream.vram_budget").shown(&c), "what is free");
+        assert_eq!(field("stream.vram_budget").shown(&c), "all free");
         assert_eq!(field("lora.targets").shown(&c), "q k v o");
         let size = |n| size(ByteSize(n));
         assert_eq!([size(0), size(64_000_000), size(1_500_000_000), size(7)], ["0", "64 MB", "1500 MB", "7"]);

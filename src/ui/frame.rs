@@ -2,19 +2,18 @@
 
 use super::app::{App, Screen};
 use super::keys::{Action, Binding, on};
-use super::overlay::{Overlay, QuitDialog, help_lines};
-use super::run::about;
+use super::overlay::Overlay;
 use super::screens;
 use super::text::cut;
 use super::theme::Tone;
-use super::widgets::{lines, pane, put, wrap};
+use super::widgets::{put, wrap};
 use crate::event::Level;
 use crate::units::plural;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Clear, Paragraph};
+use ratatui::widgets::Paragraph;
 
 /// Below this the screen only says so.
 pub const SMALLEST: (u16, u16) = (60, 16);
@@ -31,14 +30,8 @@ pub fn draw(app: &App, frame: &mut Frame) {
     if area.width < SMALLEST.0 || area.height < SMALLEST.1 {
         too_small(app, frame, area);
     } else {
-        let hints = u16::from(area.height >= 20);
-        let [head, body, hint, status] = Layout::vertical([
-            Constraint::Length(1),
-            Constraint::Fill(1),
-            Constraint::Length(hints),
-            Constraint::Length(1),
-        ])
-        .areas(area);
+        let [head, body, hint, status] = rows(area);
+        let hints = hint.height;
         header(app, frame, head);
         match app.screen {
             Screen::Models => screens::models::draw(app, frame, body),
@@ -53,12 +46,25 @@ pub fn draw(app: &App, frame: &mut Frame) {
         }
         status_bar(app, frame, status, hints == 0);
         if let Some(overlay) = &app.overlay {
-            draw_overlay(app, frame, overlay, area);
+            super::overlays::draw(app, frame, overlay, area);
         }
     }
     if app.theme.ascii {
         super::ascii::fold(frame.buffer_mut());
     }
+}
+
+/// Header, screen, hints and status.
+fn rows(area: Rect) -> [Rect; 4] {
+    let hints = u16::from(area.height >= 20);
+    let heights = [Constraint::Length(1), Constraint::Fill(1), Constraint::Length(hints), Constraint::Length(1)];
+    Layout::vertical(heights).areas(area)
+}
+
+/// Where a screen lies in a terminal of `area`.
+#[must_use]
+pub fn body(area: Rect) -> Rect {
+    rows(area)[1]
 }
 
 /// Names the size needed and the size there is; the keys to leave still work, and say so.
@@ -70,14 +76,21 @@ fn too_small(app: &App, frame: &mut Frame, area: Rect) {
         (_, true) => "q quit  (training goes on)",
         (_, false) => "q quit",
     };
-    let text: Vec<Line> = wrap(&need, area.width.into())
-        .into_iter()
+    let run = app.run.started.as_ref().map(|_| app.run.brief(app.run_now()));
+    let text: Vec<Line> = run
+        .iter()
+        .chain([&need])
+        .flat_map(|text| wrap(text, area.width.into()))
         .map(Line::from)
         .chain([Line::styled(keys, app.theme.strong())])
         .collect();
-    // On one line the way out matters more than the size.
-    let text =
-        if area.height < 2 && matches!(app.overlay, Some(Overlay::Quit(_))) { vec![Line::from(keys)] } else { text };
+    // Where there is least room the way out matters more than the size, and a run more than either.
+    let small = text.len() > area.height.into();
+    let text = match (&app.overlay, run) {
+        (Some(Overlay::Quit(_)), _) if small => vec![Line::from(keys)],
+        (_, Some(run)) if small => vec![Line::from(run), Line::from(keys)],
+        _ => text,
+    };
     frame.render_widget(Paragraph::new(text), area);
 }
 
@@ -148,7 +161,7 @@ fn useful(app: &App, action: Action) -> bool {
     match action {
         Action::PauseResume | Action::SaveNow | Action::Stop => app.busy(),
         Action::Confirm if app.screen == Screen::Run => app.run.finished.is_some(),
-        Action::Start => !app.busy(),
+        Action::Start => !app.busy() && app.plan.unready().is_none(),
         Action::Download => app.fetch.downloading().is_some() || app.models.list.selected().is_some_and(|m| m.not_here),
         _ => true,
     }
@@ -156,8 +169,8 @@ fn useful(app: &App, action: Action) -> bool {
 
 fn hint_word(app: &App, action: Action, hint: &'static str) -> &'static str {
     match action {
-        Action::PauseResume if app.run.paused => "go on",
-        Action::Expand if app.panes.expanded => "give back",
+        Action::PauseResume if app.run.paused => "resume",
+        Action::Expand if app.panes.expanded => "restore",
         Action::Freeze if app.panes.frozen.is_some() => "unfreeze",
         _ => hint,
     }
@@ -167,6 +180,7 @@ fn hint_word(app: &App, action: Action, hint: &'static str) -> &'static str {
 fn mode(app: &App) -> &'static str {
     match &app.overlay {
         Some(Overlay::Quit(_)) => "QUIT?",
+        Some(Overlay::Help { typing: true, .. }) => "FILTER",
         Some(Overlay::Help { .. }) => "HELP",
         Some(Overlay::Palette(_)) => "COMMAND",
         Some(Overlay::Prompt(_)) => "OPEN",
@@ -185,7 +199,10 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     let theme = app.theme;
     let chip = format!(" {} ", mode(app));
     let state = if app.handed_over { "preparing".to_owned() } else { app.run.state(app.run_now()) };
-    let dropped = format!(" dropped {} ", app.dropped);
+    let dropped = match app.dropped {
+        0 => String::new(),
+        n => format!(" {} skipped ", plural(n, "screen update")),
+    };
     let left = |used: usize| (area.width as usize).saturating_sub(used + dropped.len());
     let mut spans = vec![Span::styled(chip, theme.selected())];
     let said = app.flash.as_ref().map_or(0, |(_, text, _)| super::text::width(text) + 4);
@@ -223,121 +240,5 @@ fn status_bar(app: &App, frame: &mut Frame, area: Rect, with_hints: bool) {
     }
     put(frame, area, Line::from(spans));
     let width = (dropped.len() as u16).min(area.width);
-    let style = if app.dropped > 0 { theme.tone(Tone::Notice) } else { theme.dim() };
-    put(frame, Rect { x: area.right() - width, width, ..area }, Line::styled(dropped, style));
-}
-
-/// A box of `width` × `height` in the middle of `area`, cleared.
-pub(super) fn popup(app: &App, frame: &mut Frame, area: Rect, size: (u16, u16), title: &str) -> Rect {
-    let (width, height) = (size.0.min(area.width), size.1.min(area.height));
-    let at = Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
-    frame.render_widget(Clear, at);
-    pane(frame, at, Line::styled(cut(title, width.saturating_sub(6).into()), app.theme.title()), true, false, app.theme)
-}
-
-/// What leaving costs, before it is chosen.
-fn draw_quit(app: &App, frame: &mut Frame, dialog: QuitDialog, area: Rect) {
-    let theme = app.theme;
-    let (steps, kept) = app.run.unsaved();
-    let some = plural(steps, "step");
-    let lost = match (steps, kept) {
-        (0, _) => "The step in progress would be lost, no complete one.".to_owned(),
-        (_, Some(step)) => format!("{some} since the last save (step {step}) would be lost."),
-        (_, None) => format!("{some} would be lost: nothing is saved yet."),
-    };
-    let left = app.run.step_left(app.run_now()).map_or(String::new(), |s| format!(", {}", about(s)));
-    let (title, text) = match dialog.sure {
-        true => ("discard for good?", lost),
-        false => ("training is in progress", format!("Saving first finishes this step{left}. Discarding: {lost}")),
-    };
-    let inner = popup(app, frame, area, (60, 7), title);
-    let mut body: Vec<Line> = wrap(&text, inner.width.into()).into_iter().map(Line::from).collect();
-    body.push(Line::default());
-    let mut choices = Vec::new();
-    for (i, (_, key, word)) in dialog.choices().iter().enumerate() {
-        let style = if i == dialog.selected { theme.selected() } else { Style::default() };
-        choices.push(Span::styled(format!(" {key} {word} "), style));
-        choices.push(Span::raw(" "));
-    }
-    body.push(Line::from(choices));
-    body.push(Line::styled("Ctrl-C again drops this step and saves the ones before", theme.dim()));
-    lines(frame, inner, body, 0);
-}
-
-fn draw_overlay(app: &App, frame: &mut Frame, overlay: &Overlay, area: Rect) {
-    let theme = app.theme;
-    match overlay {
-        Overlay::Quit(dialog) => {
-            draw_quit(app, frame, *dialog, area);
-        }
-        Overlay::Help { screen, filter, scroll } => {
-            let height = (area.height - 2).min(34);
-            let inner = popup(app, frame, area, (72, height), &format!("keys on {}", screen.name()));
-            let rows = help_lines(*screen, filter.text());
-            let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
-            let label = "type to find: ";
-            put(frame, search, Line::styled(label, theme.dim()));
-            let indent = (label.len() as u16).min(search.width);
-            filter.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
-            let text: Vec<Line> = rows
-                .into_iter()
-                .map(|(keys, help)| {
-                    Line::from(vec![Span::styled(format!("{keys:>15}  "), theme.strong()), Span::raw(help)])
-                })
-                .collect();
-            let scroll = (*scroll).min(text.len().saturating_sub(body.height.into()));
-            lines(frame, body, text, scroll);
-        }
-        Overlay::Palette(p) => {
-            let inner = popup(app, frame, area, (68, 16), "command");
-            let [search, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(inner);
-            put(frame, search, Line::styled(": ", theme.strong()));
-            let indent = 2.min(search.width);
-            p.input.draw(frame, Rect { x: search.x + indent, width: search.width - indent, ..search });
-            let hits = p.hits();
-            let first = super::list::window(p.selected, hits.len(), body.height.into());
-            let text = hits
-                .iter()
-                .enumerate()
-                .skip(first)
-                .map(|(i, b)| {
-                    let style = if i == p.selected { theme.selected() } else { Style::default() };
-                    let line = format!(" {:<54} {:>8} ", cut(b.help, 54), b.keys[0]);
-                    Line::styled(line, style)
-                })
-                .collect::<Vec<_>>();
-            let text = if text.is_empty() || p.verb() {
-                vec![Line::styled(" set KEY VALUE, open SCREEN, export KIND, run, stop, save, quit", theme.dim())]
-            } else {
-                text
-            };
-            lines(frame, body, text, 0);
-        }
-        Overlay::Prompt(p) => {
-            let inner = popup(app, frame, area, (64, 3), p.title);
-            p.input.draw(frame, inner);
-        }
-        Overlay::Download => screens::download::draw(app, frame, area),
-        Overlay::Message { title, text, scroll } => {
-            let width = 70.min(area.width);
-            let body = wrap(text, width.saturating_sub(2).into());
-            let height = (body.len() as u16 + 3).clamp(4, area.height.max(4));
-            let inner = popup(app, frame, area, (width, height), title);
-            let [top, bottom] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(inner);
-            let scroll = (*scroll).min(body.len().saturating_sub(top.height.into()));
-            lines(frame, top, body.into_iter().map(Line::from).collect(), scroll);
-            put(frame, bottom, Line::styled("enter closes", theme.dim()));
-        }
-        Overlay::Report { reports, scroll } => {
-            let width = (area.width - 4).min(if reports.len() > 1 { 120 } else { 76 });
-            let text = screens::report::report_lines(reports, width.saturating_sub(2).into(), theme);
-            let height = (text.len() as u16 + 2).min(area.height - 2);
-            let more = text.len() > usize::from(height) - 2;
-            let title = if reports.len() > 1 { "two runs side by side" } else { "report" };
-            let title = if more { format!("{title}, j k scroll") } else { title.to_owned() };
-            let inner = popup(app, frame, area, (width, height), &title);
-            let scroll = (*scroll).min(text.len().saturating_sub(inner.height.into()));
-            lines(frame, inner, text, scroll);
-        }
-    }
+    put(frame, Rect { x: area.right() - width, width, ..area }, Line::styled(dropped, theme.tone(Tone::Notice)));
 }

@@ -57,6 +57,27 @@ pub enum Action {
 }
 
 impl Action {
+    /// It only moves what is selected or shown.
+    #[must_use]
+    pub fn moves(self) -> bool {
+        use Action as A;
+        matches!(
+            self,
+            A::Up
+                | A::Down
+                | A::Left
+                | A::Right
+                | A::Top
+                | A::Bottom
+                | A::PageUp
+                | A::PageDown
+                | A::FocusNext
+                | A::FocusPrev
+                | A::NextMatch
+                | A::PrevMatch
+        )
+    }
+
     /// A held-down key repeats only these: movement never confirms, stops or quits anything.
     #[must_use]
     pub fn repeats(self) -> bool {
@@ -116,24 +137,24 @@ pub const BINDINGS: &[Binding] = &[
     b(&["i", "="], Action::Edit, "edit", "edit the selected setting as text", &[Screen::Plan]),
     b(&["h", "<left>"], Action::Left, "", "previous value of the setting", FORMS),
     b(&["l", "<right>"], Action::Right, "change", "next value of the setting", FORMS),
-    b(&["m"], Action::Mode, "lora/full", "show the other mode: LoRA or full finetuning", &[Screen::Plan]),
-    b(&["w"], Action::WhatIf, "what if", "what if: next of RAM, VRAM, disk and read rate to change", &[Screen::Plan]),
-    b(&["+"], Action::More, "", "what if: more of it", &[Screen::Plan]),
-    b(&["-"], Action::Less, "", "what if: less of it", &[Screen::Plan]),
-    b(&["W"], Action::AsItIs, "", "what if: back to this machine as it is", &[Screen::Plan]),
+    b(&["m"], Action::Mode, "lora/full", "switch between LoRA and full finetuning (forecast only)", &[Screen::Plan]),
+    b(&["w"], Action::WhatIf, "what if", "what if: choose the figure to change", &[Screen::Plan]),
+    b(&["+"], Action::More, "", "what if: raise the figure", &[Screen::Plan]),
+    b(&["-"], Action::Less, "", "what if: lower the figure", &[Screen::Plan]),
+    b(&["W"], Action::AsItIs, "", "what if: back to this machine", &[Screen::Plan]),
     b(&["o"], Action::OpenPath, "open path", "open a folder or hub id by name", &[Screen::Models]),
     b(&["H"], Action::Hub, "hub", "fetch the headers of a model on the hub, to plan it", &[Screen::Models]),
     b(&["d"], Action::Download, "download", "download a model that is not here, or see how far it is", &[Screen::Models]),
     b(&["/"], Action::Filter, "filter", "filter the list as you type", LISTS),
     b(&["n"], Action::NextMatch, "", "next row", LISTS),
     b(&["N"], Action::PrevMatch, "", "previous row", LISTS),
-    b(&["<space>"], Action::Mark, "mark", "mark a run (two marks can be compared)", &[Screen::Runs]),
+    b(&["<space>"], Action::Mark, "mark", "mark a run; two marked runs can be compared", &[Screen::Runs]),
     b(&["c"], Action::Compare, "compare", "compare the two marked runs side by side", &[Screen::Runs]),
     b(&["x"], Action::Export, "export", "export the selected run's adapter for PEFT", &[Screen::Runs]),
-    b(&["p"], Action::PauseResume, "pause", "pause after this step, or go on", &[Screen::Run]),
+    b(&["p"], Action::PauseResume, "pause", "pause after this step, or resume", &[Screen::Run]),
     b(&["w"], Action::SaveNow, "save", "save a checkpoint after this step and go on", &[Screen::Run]),
     b(&["S"], Action::Stop, "stop", "finish this step, save, stop", &[Screen::Run]),
-    b(&["e"], Action::Expand, "expand", "give the focused pane the whole screen, or give it back", &[Screen::Run]),
+    b(&["e"], Action::Expand, "expand", "the focused pane on the whole screen, or restore", &[Screen::Run]),
     b(&["y"], Action::LogY, "log y", "logarithmic loss axis on or off", &[Screen::Run]),
     b(&["s"], Action::Smooth, "smooth", "smoothing of the loss curve: none, 0.6, 0.9", &[Screen::Run]),
     b(&["v"], Action::View, "view", "loss of the whole run, or of the last thousand steps", &[Screen::Run]),
@@ -151,15 +172,15 @@ pub const BINDINGS: &[Binding] = &[
     b(&["<c-d>", "<pgdn>"], Action::PageDown, "", "page down", &[]),
     b(&["<c-u>", "<pgup>"], Action::PageUp, "", "page up", &[]),
     b(&["1"], Action::Open(Screen::Models), "", "Models: pick a checkpoint", &[]),
-    b(&["2"], Action::Open(Screen::Data), "", "Data: rows, template, mask", &[]),
-    b(&["3"], Action::Open(Screen::Plan), "", "Plan: verdict, settings, memory", &[]),
+    b(&["2"], Action::Open(Screen::Data), "", "Data: training files and how rows are read", &[]),
+    b(&["3"], Action::Open(Screen::Plan), "", "Plan: does it fit, how fast, what it costs", &[]),
     b(&["4"], Action::Open(Screen::Run), "", "Run: the training in progress", &[]),
     b(&["5"], Action::Open(Screen::Runs), "", "Runs: reports of earlier runs", &[]),
-    b(&["6"], Action::Open(Screen::Try), "", "Try: generate with the adapter", &[]),
-    b(&["r"], Action::Refresh, "", "read the list again, or plan again", &[]),
-    b(&["t"], Action::Theme, "", "next colour set", &[]),
+    b(&["6"], Action::Open(Screen::Try), "", "Try: ask the finetuned model", &[]),
+    b(&["r"], Action::Refresh, "", "refresh", &[]),
+    b(&["t"], Action::Theme, "", "change theme", &[]),
     b(&["<esc>"], Action::Back, "", "close what is open; never quits", &[]),
-    b(&["<c-s>"], Action::SaveScreen, "", "write this screen as text to the results folder", &[]),
+    b(&["<c-s>"], Action::SaveScreen, "", "save screenshot (text)", &[]),
     b(&["<c-l>"], Action::Redraw, "", "draw everything again", &[]),
     b(&["<c-z>"], Action::Suspend, "", "suspend; training stands still until `fg`", &[]),
     b(&[":"], Action::Palette, "", "command palette", &[]),

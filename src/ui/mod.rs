@@ -15,6 +15,7 @@ pub mod list;
 pub mod live;
 mod noise;
 pub mod overlay;
+mod overlays;
 pub mod run;
 pub mod screens;
 pub mod session;

@@ -88,7 +88,12 @@ impl<'a> Session<'a> {
             let answer = match effect {
                 Effect::LoadModels => Some(Msg::Models(self.services.models())),
                 Effect::LoadRuns => Some(Msg::Runs(self.services.runs())),
-                Effect::Plan => Some(self.plan()),
+                Effect::Plan => {
+                    let planned = self.plan();
+                    queue.extend(self.app.update(planned));
+                    Some(Msg::Unready(self.services.unready(&self.app.config)))
+                }
+                Effect::Complete(typed) => Some(Msg::Folders(self.services.folders(&typed))),
                 Effect::Start => Some(self.start()),
                 Effect::Command(command) => {
                     self.services.command(command);

@@ -104,7 +104,7 @@ fn a_download_is_cancelled_and_gone_on_with() {
     assert!(text(&session.app, (80, 24)).contains("cancelling…"));
     hear(&mut session, 1);
     assert!(session.app.fetch.work.is_none() && session.app.overlay.is_none());
-    assert!(text(&session.app, (80, 24)).contains("d goes on behind it"));
+    assert!(text(&session.app, (80, 24)).contains("Cancelled. d resumes the download"));
     press(&mut session, "d");
     hear(&mut session, 2);
     press(&mut session, "<ret>");
@@ -125,7 +125,10 @@ fn one_fetch_at_a_time_and_errors_are_read() {
     assert!(text(&session.app, (80, 24)).contains("being fetched already"));
     session.send(Msg::Fetched(vec![Fetched::Failed("the hub has no 'a/b'\u{1b}[2J; check the id".into())]));
     let shown = text(&session.app, (80, 24));
-    assert!(shown.contains("The hub") && shown.contains("check the id") && !shown.contains('\u{1b}'), "{shown}");
+    assert!(
+        shown.contains("The hub could not be asked") && shown.contains("check the id") && !shown.contains('\u{1b}'),
+        "{shown}"
+    );
     press(&mut session, "<ret>");
     // A desk without a hub says so, and nothing is waited for.
     assert_eq!(session.app.update(Msg::FetchRefused("no access to a hub".into())), []);

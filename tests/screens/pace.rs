@@ -14,7 +14,7 @@ fn case_tr_13_a_hot_drive_is_told_apart_from_a_bug() {
     let well = (left(&session), session.app.run.step_time().unwrap().0);
     for (w, h) in SIZES {
         let shown = text(&session.app, (w, h));
-        assert!(!shown.contains("! disk") && shown.contains("compute-bound"), "{shown}");
+        assert!(!shown.contains("! disk") && shown.contains("bottleneck: GPU"), "{shown}");
     }
 
     // Three steps at a fifth of the planned rate, and a little of the next.
@@ -27,7 +27,7 @@ fn case_tr_13_a_hot_drive_is_told_apart_from_a_bug() {
     for (w, h) in SIZES {
         let shown = text(&session.app, (w, h));
         assert!(shown.contains("! disk 0.7 of 3.4 GB/s"), "current against planned, with a sign:\n{shown}");
-        assert!(shown.lines().any(|l| l.contains("lanes") && l.contains("disk") && l.contains("bound")), "{shown}");
+        assert!(shown.lines().any(|l| l.contains("bottleneck: disk")), "{shown}");
         insta::assert_snapshot!(format!("run_slow_drive_{w}x{h}"), shown);
     }
     assert!(text(&session.app, (100, 30)).contains("planned  82 °C"), "its temperature where it is readable");
@@ -66,13 +66,13 @@ fn steps_that_say_nothing_of_their_time_leave_the_pane_as_it_was() {
     session.send(Msg::Open(Screen::Run));
     let shown = text(&session.app, (100, 30));
     assert!(
-        shown.contains("lanes bytes a second") && !shown.contains("bound") && !shown.contains("█ compute"),
+        shown.contains("speed bytes a second") && !shown.contains("bottleneck") && !shown.contains("█ compute"),
         "{shown}"
     );
 }
 
 #[test]
-fn the_lanes_pane_expanded_shows_each_visit() {
+fn the_speed_pane_expanded_shows_each_visit() {
     let mut desk = desk();
     let mut session = Session::new(config(), Theme::plain(), &mut desk);
     feed(&mut session, &FakeEngine { fault: Fault::SlowDrive(3), ..FakeEngine::default() }, 4, 3);

@@ -51,5 +51,5 @@ fn a_walk_ends_and_says_so() {
     assert_eq!(session.app.plan.what_if.edits(), [Edit::Ram(4 * GB)]);
     press(&mut session, "-");
     assert_eq!(session.app.plan.what_if.edits(), [Edit::Ram(4 * GB)]);
-    assert!(text(&session.app, (100, 30)).contains("as far as it goes"));
+    assert!(text(&session.app, (100, 30)).contains("no smaller preset"));
 }

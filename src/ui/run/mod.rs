@@ -119,6 +119,12 @@ impl RunView {
         (done.saturating_sub(kept.unwrap_or(0)), kept)
     }
 
+    /// The run computes on the processor: there is no card whose figures could be shown.
+    #[must_use]
+    pub fn on_cpu(&self) -> bool {
+        self.started.as_ref().is_some_and(|s| s.device == "cpu")
+    }
+
     /// A run is going on.
     #[must_use]
     pub fn running(&self) -> bool {
@@ -137,7 +143,7 @@ impl RunView {
                 };
                 self.at = event.at;
                 self.step_began = event.at;
-                let text = format!("{} {}: {} blocks on {}, {}", s.model, s.mode, s.n_blocks, s.device, s.verdict);
+                let text = format!("{} {}: {} layers on {}, {}", s.model, s.mode, s.n_blocks, s.device, s.verdict);
                 self.note(Level::Info, text);
                 self.started = Some(s.clone());
             }
@@ -336,10 +342,24 @@ impl RunView {
         if f.status != RunStatus::Finished {
             lines.push(f.kept());
             if let (Some(_), Some(s)) = (&f.checkpoint, &self.started) {
-                lines.push(format!("go on with: blockstream-tui train --resume {}", s.run_dir.display()));
+                lines.push(format!("resume with: blockstream-tui train --resume {}", s.run_dir.display()));
             }
         }
         lines
+    }
+
+    /// The run in one line, for a terminal that has room for no more.
+    #[must_use]
+    pub fn brief(&self, at: f64) -> String {
+        let mut words = vec![self.state(at)];
+        if let (Some(s), Some(last)) = (&self.started, &self.last) {
+            words.push(format!("step {}/{}", last.step, s.steps_total));
+            words.push(format!("loss {:.3}", last.loss));
+        }
+        if let Some(eta) = self.eta(at).filter(|_| self.finished.is_none()) {
+            words.push(format!("{} left", about(eta.seconds)));
+        }
+        words.join("  ")
     }
 
     /// The state in words, at run time `at`: a request is acknowledged here before the trainer answers it.

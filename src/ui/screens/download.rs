@@ -3,7 +3,7 @@
 use crate::engine::DownloadPlan;
 use crate::ui::app::App;
 use crate::ui::fetch::Work;
-use crate::ui::frame::popup;
+use crate::ui::overlays::popup;
 use crate::ui::text::cut;
 use crate::ui::theme::{Theme, Tone};
 use crate::ui::widgets::{bar, lines, pair, put};
@@ -36,7 +36,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     lines(frame, top, text, 0);
     let keys = match (app.fetch.downloading(), &app.fetch.work, &app.fetch.plan) {
         _ if app.fetch.cancelling => "cancelling…",
-        (Some(_), ..) => "c cancels, what has come is kept   esc closes, it goes on",
+        (Some(_), ..) => "c cancels (d resumes it later)   esc closes, the download continues",
         (None, Some(_), _) => "c cancels   esc closes",
         (None, None, Some(plan)) if plan.fetch > plan.free => "esc closes",
         (None, None, Some(_)) => "enter downloads   esc closes",

@@ -30,7 +30,7 @@ const COLUMNS: &[Column] = &[
     Column { title: "model", width: 0, right: false, from: 0 },
     Column { title: "params", width: 8, right: true, from: 0 },
     Column { title: "size", width: 9, right: true, from: 0 },
-    Column { title: "blocks", width: 6, right: true, from: 70 },
+    Column { title: "layers", width: 6, right: true, from: 70 },
     Column { title: "family", width: 8, right: false, from: 56 },
     Column { title: "from", width: 9, right: false, from: 70 },
 ];
@@ -85,11 +85,18 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         lines(frame, inner, vec![fetch.clone()], 0);
     }
     if let Some(m) = selected {
-        let path = Line::from(vec![
-            Span::styled("path ", theme.dim()),
-            Span::raw(crate::ui::text::tail(&m.path.display().to_string(), (inner.width as usize).saturating_sub(5))),
-        ]);
-        let mut text = vec![path];
+        // The whole path where there is room for two lines of it.
+        let path = m.path.display().to_string();
+        let room = (inner.width as usize).saturating_sub(5);
+        let parts = if inner.height >= 3 { wrap(&path, room) } else { Vec::new() };
+        let parts = if matches!(parts.len(), 1 | 2) { parts } else { vec![crate::ui::text::tail(&path, room)] };
+        let mut text: Vec<Line> = parts
+            .into_iter()
+            .enumerate()
+            .map(|(i, part)| {
+                Line::from(vec![Span::styled(if i == 0 { "path " } else { "     " }, theme.dim()), Span::raw(part)])
+            })
+            .collect();
         let broken = m.problem.is_some() && !m.not_here;
         let verdict = match &m.problem {
             _ if m.not_here && m.origin == "hub" => {
@@ -99,7 +106,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
             Some(problem) => format!("✗ {problem}"),
             None => "✓ press enter to plan it on this machine".into(),
         };
-        let style = if broken { theme.tone(Tone::Bad) } else { theme.dim() };
+        let style = if broken { theme.tone(Tone::Bad) } else { Style::default() };
         text.extend(wrap(&verdict, inner.width.into()).into_iter().map(|l| Line::styled(l, style)));
         if compact && (broken || fetch.is_some()) {
             text.remove(0);

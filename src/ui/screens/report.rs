@@ -1,15 +1,19 @@
 //! A run's report as rows, and two of them side by side.
 
-use crate::ui::text::{cut, fit};
+use crate::report::flat_settings;
+use crate::ui::text::{cut, fit, middle};
 use crate::ui::theme::{Theme, Tone};
 use crate::units::{Bytes, count, rate, secs};
 use ratatui::text::{Line, Span};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// How a value of the report is shown.
 #[derive(Clone, Copy)]
 enum Form {
     Text,
+    /// An object with a `name`, or the name itself.
+    Name,
     Count,
     Number,
     Bytes,
@@ -19,7 +23,7 @@ enum Form {
 /// Label, path in `report.json`, form. Grouped as a reader asks: what, how well, how fast, at what cost.
 const ROWS: &[(&str, &str, Form)] = &[
     ("run", "run_id", Form::Text),
-    ("model", "model", Form::Text),
+    ("model", "model", Form::Name),
     ("mode", "mode", Form::Text),
     ("verdict", "verdict", Form::Text),
     ("status", "status", Form::Text),
@@ -28,30 +32,32 @@ const ROWS: &[(&str, &str, Form)] = &[
     ("", "", Form::Text),
     ("loss first", "loss.first", Form::Number),
     ("loss last", "loss.last", Form::Number),
-    ("held-out before", "eval.before", Form::Number),
-    ("held-out after", "eval.after", Form::Number),
+    ("eval loss before", "eval.before", Form::Number),
+    ("eval loss after", "eval.after", Form::Number),
     ("", "", Form::Text),
     ("step, median", "seconds_per_step.median", Form::Seconds),
     ("step, p95", "seconds_per_step.p95", Form::Seconds),
     ("forecast low", "forecast.low", Form::Seconds),
     ("forecast high", "forecast.high", Form::Seconds),
-    ("bound", "bound.seconds", Form::Seconds),
-    ("bound by", "bound.resource", Form::Text),
-    ("stalled", "stats.stall_s", Form::Seconds),
+    ("fastest possible", "bound.seconds", Form::Seconds),
+    ("bottleneck", "bound.resource", Form::Text),
+    ("waited for weights", "stats.stall_s", Form::Seconds),
     ("", "", Form::Text),
-    ("residency planned", "residency.planned", Form::Count),
-    ("residency peak", "residency.peak", Form::Count),
+    ("layers loaded, plan", "residency.planned", Form::Count),
+    ("layers loaded, most", "residency.peak", Form::Count),
     ("read from disk", "bytes.disk_read", Form::Bytes),
-    ("to the device", "bytes.h2d", Form::Bytes),
-    ("from the device", "bytes.d2h", Form::Bytes),
-    ("model drive written", "bytes.model_drive_written", Form::Bytes),
+    ("RAM→GPU", "bytes.h2d", Form::Bytes),
+    ("GPU→RAM", "bytes.d2h", Form::Bytes),
+    ("written elsewhere", "bytes.model_drive_written", Form::Bytes),
     ("VRAM planned", "vram.planned", Form::Bytes),
-    ("VRAM live", "vram.live", Form::Bytes),
+    ("VRAM, tensors", "vram.live", Form::Bytes),
     ("VRAM reserved", "vram.reserved", Form::Bytes),
-    ("VRAM device", "vram.device", Form::Bytes),
+    ("VRAM in use", "vram.device", Form::Bytes),
 ];
 
 const LABEL: usize = 20;
+/// Columns of the change between two runs.
+const CHANGE: usize = 10;
 
 /// The value at a dotted path; numbers index arrays.
 #[must_use]
@@ -67,7 +73,8 @@ fn shown(report: &Value, path: &str, form: Form) -> String {
         return "–".into();
     };
     match (form, value) {
-        (Form::Text, Value::String(s)) => s.clone(),
+        (Form::Text | Form::Name, Value::String(s)) => s.clone(),
+        (Form::Name, v) => v["name"].as_str().filter(|n| !n.is_empty()).unwrap_or("–").to_owned(),
         (Form::Bytes, v) => v.as_u64().map_or_else(|| v.to_string(), |b| Bytes(b).to_string()),
         (Form::Count, v) => {
             v.as_u64().map_or_else(|| v.to_string(), |n| if n < 10_000 { n.to_string() } else { count(n) })
@@ -81,7 +88,10 @@ fn shown(report: &Value, path: &str, form: Form) -> String {
 /// Lines of one report, or of two with the change between them, `width` columns wide.
 #[must_use]
 pub fn report_lines(reports: &[Value], width: usize, theme: Theme) -> Vec<Line<'static>> {
-    let column = width.saturating_sub(LABEL + 1) / (reports.len() + usize::from(reports.len() > 1)).max(1);
+    let column = match reports.len() {
+        0 | 1 => width.saturating_sub(LABEL + 1),
+        n => (width.saturating_sub(LABEL + CHANGE + 1) / n).saturating_sub(2),
+    };
     let mut out = Vec::new();
     if let [one] = reports {
         out.extend(verdict_on_forecast(one, theme));
@@ -97,10 +107,51 @@ pub fn report_lines(reports: &[Value], width: usize, theme: Theme) -> Vec<Line<'
         let mut spans = vec![Span::styled(fit(label, LABEL), theme.dim())];
         for report in reports {
             let text = shown(report, path, *form);
-            spans.push(if reports.len() == 1 { Span::raw(cut(&text, column)) } else { Span::raw(fit(&text, column)) });
+            spans.push(cell(&text, column, reports.len()));
         }
         if let [a, b] = reports {
-            spans.push(change(at(a, path), at(b, path), theme));
+            spans.push(match form {
+                Form::Name if shown(a, path, *form) == shown(b, path, *form) => Span::styled("=", theme.dim()),
+                Form::Name => Span::styled("differs", theme.strong()),
+                _ => change(at(a, path), at(b, path), theme),
+            });
+        }
+        out.push(Line::from(spans));
+    }
+    if let [a, b] = reports {
+        out.extend(settings(a, b, column, theme));
+    }
+    out
+}
+
+/// A value in its column; two columns never touch.
+fn cell(text: &str, column: usize, reports: usize) -> Span<'static> {
+    if reports == 1 {
+        Span::raw(cut(text, column))
+    } else {
+        Span::raw(format!("{}  ", fit(&middle(text, column), column)))
+    }
+}
+
+/// The settings in which two runs differ.
+fn settings(a: &Value, b: &Value, column: usize, theme: Theme) -> Vec<Line<'static>> {
+    let (a, b) = (flat_settings(a), flat_settings(b));
+    let keys: BTreeSet<&String> = a.keys().chain(b.keys()).filter(|k| a.get(*k) != b.get(*k)).collect();
+    let mut out = vec![Line::default()];
+    if keys.is_empty() {
+        out.push(Line::styled("all settings are the same", theme.dim()));
+    } else {
+        out.push(Line::styled("settings that differ", theme.title()));
+    }
+    for key in keys {
+        let mut spans = vec![Span::styled(fit(&middle(key, LABEL - 1), LABEL), theme.dim())];
+        for settings in [&a, &b] {
+            let text = match settings.get(key) {
+                None | Some(Value::Null) => "–".into(),
+                Some(Value::String(s)) => s.clone(),
+                Some(v) => v.to_string(),
+            };
+            spans.push(cell(&text, column, 2));
         }
         out.push(Line::from(spans));
     }
@@ -128,20 +179,20 @@ fn verdict_on_forecast(report: &Value, theme: Theme) -> Vec<Line<'static>> {
         (number("forecast.low"), number("forecast.high"), number("seconds_per_step.median"))
     {
         let (sign, word, tone) = if median < low {
-            ("✓", "faster than forecast", Tone::Good)
+            ("✓", ": faster", Tone::Good)
         } else if median <= high {
-            ("✓", "as forecast", Tone::Good)
+            ("✓", "", Tone::Good)
         } else {
-            ("!", "slower than forecast", Tone::Notice)
+            ("!", ": slower", Tone::Notice)
         };
         out.push(Line::styled(
-            format!("{sign} {word}: {} for {} to {}", secs(median), secs(low), secs(high)),
+            format!("{sign} {} a step (forecast {} to {}){word}", secs(median), secs(low), secs(high)),
             theme.tone(tone),
         ));
         if let (Some(read), Some(steps)) = (number("bytes.disk_read"), number("steps"))
             && read > 0.0
         {
-            let text = format!("disk read at {} over the steps", rate(read / (steps * median)));
+            let text = format!("the disk was read at {}, averaged over the steps", rate(read / (steps * median)));
             out.push(Line::styled(text, theme.dim()));
         }
     }
@@ -179,8 +230,29 @@ mod tests {
     }
 
     #[test]
+    fn case_fo_59_a_report_names_its_model_and_two_show_the_settings_that_differ() {
+        let one = |r: u64, id: &str| {
+            json!({"run_id": id, "model": {"name": "Qwen3-8B", "bytes": r}, "steps": 3,
+                   "config": {"lora": {"r": r, "alpha": 32}}})
+        };
+        let (a, b) = (one(8, "20261128T201500Z-a-very-long-name-of-a-run-lora"), one(16, "20261128T190200Z-b"));
+        assert!(text(std::slice::from_ref(&a)).contains("model               Qwen3-8B\n"));
+        for width in [60, 76, 100, 120] {
+            let lines: Vec<String> = report_lines(&[a.clone(), b.clone()], width, Theme::plain())
+                .iter()
+                .map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>())
+                .collect();
+            let row = |label: &str| lines.iter().find(|l| l.starts_with(label)).unwrap().clone();
+            assert_eq!(row("model").split_whitespace().collect::<Vec<_>>(), ["model", "Qwen3-8B", "Qwen3-8B", "="]);
+            assert_eq!(row("lora.r").split_whitespace().collect::<Vec<_>>(), ["lora.r", "8", "16"]);
+            assert_eq!(row("run").split_whitespace().count(), 4, "the columns never touch: {}", row("run"));
+            assert!(!lines.iter().any(|l| l.contains("lora.alpha") || l.contains('{')), "{lines:?}");
+        }
+    }
+
+    #[test]
     fn a_measured_step_is_held_against_its_forecast() {
         let slow = json!({"forecast": {"low": 1.0, "high": 2.0}, "seconds_per_step": {"median": 3.0}});
-        assert!(text(&[slow]).contains("! slower than forecast: 3.00 s for 1.00 s to 2.00 s"));
+        assert!(text(&[slow]).contains("! 3.00 s a step (forecast 1.00 s to 2.00 s): slower"));
     }
 }

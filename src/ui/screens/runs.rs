@@ -65,7 +65,7 @@ const COLUMNS: &[Column] = &[
     Column { title: "status", width: 15, right: false, from: 56 },
     Column { title: "steps", width: 6, right: true, from: 0 },
     Column { title: "loss", width: 12, right: true, from: 0 },
-    Column { title: "held-out", width: 12, right: true, from: 90 },
+    Column { title: "eval loss", width: 12, right: true, from: 90 },
     Column { title: "a step", width: 9, right: true, from: 100 },
     Column { title: "model", width: 26, right: false, from: 130 },
 ];

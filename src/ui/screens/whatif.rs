@@ -98,9 +98,6 @@ impl WhatIf {
     /// Moves the selected figure `by` one value up or down from that of the machine shown; an answer where it can't.
     pub(in crate::ui) fn step(&mut self, by: isize, shown: &Machine) -> Result<(), &'static str> {
         let figure = Figure::ALL[*self.selected.get_or_insert(0)];
-        if figure == Figure::Vram && shown.gpu.is_none() {
-            return Err("there is no GPU whose memory could be changed; w selects the next figure");
-        }
         let now = self.changed.iter().find(|(f, _)| *f == figure).map_or_else(|| figure.of(shown), |(_, to)| *to);
         let values = figure.walk().iter().map(|v| *v as f64 * figure.unit());
         // A hair of slack: a value that is one of the walk's own is left, not found again.
@@ -109,7 +106,7 @@ impl WhatIf {
         } else {
             values.into_iter().rfind(|v| *v < now * 0.999)
         };
-        let to = next.ok_or("that is as far as it goes")?;
+        let to = next.ok_or(if by > 0 { "no larger preset" } else { "no smaller preset" })?;
         self.changed.retain(|(f, _)| *f != figure);
         self.changed.push((figure, to));
         Ok(())
@@ -129,13 +126,14 @@ impl WhatIf {
         let style = theme.tone(Tone::Costly).patch(theme.strong());
         let mut spans = vec![Span::styled(if self.active() { " WHAT IF " } else { " what if " }, style)];
         for (i, figure) in Figure::ALL.into_iter().enumerate() {
-            if figure == Figure::Vram && shown.gpu.is_none() {
-                continue;
-            }
             let changed = self.changed.iter().any(|(f, _)| *f == figure);
             let mark = if self.selected == Some(i) { "▸" } else { " " };
             let value = figure.of(shown);
-            let text = if figure == Figure::Read { rate(value) } else { Bytes(value as u64).to_string() };
+            let text = match figure {
+                Figure::Read => rate(value),
+                Figure::Vram if shown.gpu.is_none() => "none".into(),
+                _ => Bytes(value as u64).to_string(),
+            };
             let star = if changed { "*" } else { "" };
             let text = format!("{mark}{} {text}{star} ", figure.name());
             spans.push(Span::styled(text, if changed { style } else { theme.dim() }));

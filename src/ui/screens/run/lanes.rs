@@ -16,27 +16,30 @@ const PLANNED: &str = " planned";
 /// Columns of `! disk `.
 const LABEL: usize = 7;
 
-/// The pane's title: how near the last step came to its bound, and which.
+/// The pane's title: what limits the steps, and where that is a drive or the link, how much of its time it was used.
 pub(super) fn title(view: &RunView, width: u16, theme: Theme) -> Vec<Span<'static>> {
-    let mut t = vec![Span::styled("lanes ", theme.title())];
+    let mut t = vec![Span::styled("speed ", theme.title())];
     match view.last.as_ref().and_then(bound) {
-        Some(b) => match b.share {
-            Some(share) => {
-                t.push(Span::raw(format!("{:.0} %", share * 100.0)));
-                let of = match width {
-                    36.. => " of the ",
-                    30.. => " of ",
-                    _ => " ",
-                };
-                t.push(Span::styled(of, theme.dim()));
-                t.push(Span::raw(b.by));
-                t.push(Span::styled(" bound", theme.dim()));
+        Some(b) => {
+            t.push(Span::styled("bottleneck: ", theme.dim()));
+            t.push(Span::raw(lane_word(&b.by, view.on_cpu()).to_owned()));
+            if let Some(share) = b.share.filter(|_| width >= 30) {
+                t.push(Span::raw(format!(" {:.0} % busy", (share * 100.0).min(100.0))));
             }
-            None => t.push(Span::raw(format!("{}-bound", b.by))),
-        },
+        }
         None => t.push(Span::styled("bytes a second", theme.dim())),
     }
     t
+}
+
+fn lane_word(lane: &str, on_cpu: bool) -> &str {
+    match (lane, on_cpu) {
+        ("compute", true) => "CPU",
+        ("compute", false) => "GPU",
+        ("link", true) => "loads",
+        ("link", false) => "RAM→GPU",
+        (lane, _) => lane,
+    }
 }
 
 /// The pane's inside.
@@ -62,7 +65,8 @@ pub(super) fn draw(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) 
 /// Disk and link over time.
 fn flows(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
     let height = (area.height / 2).max(1);
-    let rows = [("disk", &view.disk, Tone::Notice), ("h2d", &view.h2d, Tone::Accent)];
+    let loads = if view.on_cpu() { "loads" } else { "RAM→GPU" };
+    let rows = [("disk", &view.disk, Tone::Notice), (loads, &view.h2d, Tone::Accent)];
     for (i, (name, lane, tone)) in rows.into_iter().enumerate() {
         let y = area.y + height * i as u16;
         if y >= area.bottom() {
@@ -74,7 +78,7 @@ fn flows(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
         let label = if slow {
             Span::styled("! disk ", theme.tone(Tone::Notice))
         } else {
-            Span::styled(format!("{name:<5}"), theme.dim())
+            Span::styled(format!("{name:<8}"), theme.dim())
         };
         let mut text = vec![label];
         let tall = at.height > 1;
@@ -108,7 +112,7 @@ fn flows(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
             }
         }
         let line = Line::from(text);
-        let used = (line.width() as u16 + 1).max(16).min(at.width);
+        let used = (line.width() as u16 + 1).max(19).min(at.width);
         put(frame, at, line);
         let chart = if tall {
             Rect { y: at.y + 1, height: at.height - 1, ..at }

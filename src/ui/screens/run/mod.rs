@@ -90,10 +90,11 @@ impl RunPanes {
         };
         self.scroll = 0;
     }
-    pub(in crate::ui) fn scroll_log(&mut self, by: isize, lines: usize) {
-        // Up the screen is back in time; the pane's height keeps the oldest line from leaving it.
+    /// Scrolls the log, of which `most` lines can be scrolled away.
+    pub(in crate::ui) fn scroll_log(&mut self, by: isize, most: usize) {
+        // Up the screen is back in time.
         let back = by.checked_neg().unwrap_or(isize::MAX);
-        self.scroll = self.scroll.saturating_add_signed(back).min(lines.saturating_sub(1));
+        self.scroll = self.scroll.min(most).saturating_add_signed(back).min(most);
     }
 }
 
@@ -103,6 +104,28 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     if app.panes.expanded {
         return one(app, frame, area, app.panes.focus, compact);
     }
+    for (pane, at) in layout(app, area) {
+        one(app, frame, at, pane, compact);
+    }
+}
+
+/// Most log lines that can be scrolled away, in a screen of `area`.
+#[must_use]
+pub fn most_scroll(app: &App, area: Rect) -> usize {
+    let frame_rows = if crate::ui::frame::compact(area) { 1 } else { 2 };
+    let log = if app.panes.expanded {
+        Some(area)
+    } else {
+        layout(app, area).into_iter().find(|(pane, _)| *pane == Pane::Log).map(|(_, at)| at)
+    };
+    let height = log.map_or(0, |at| at.height.saturating_sub(frame_rows));
+    let view = app.panes.frozen.as_deref().unwrap_or(&app.run);
+    view.log.count(app.panes.level).saturating_sub(height.into())
+}
+
+/// Where each pane lies.
+fn layout(app: &App, area: Rect) -> [(Pane, Rect); 6] {
+    let compact = crate::ui::frame::compact(area);
     let right = if area.width >= 120 { area.width * 2 / 5 } else { (area.width * 43 / 100).clamp(24, 48) };
     let gap = u16::from(compact);
     let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(right)]).spacing(gap).areas(area);
@@ -129,27 +152,25 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         if tall { Constraint::Fill(1) } else { Constraint::Min(frame_rows + 2) },
     ])
     .areas(right);
-    for (pane, at) in [
+    [
         (Pane::Loss, loss),
         (Pane::Blocks, map),
         (Pane::Step, step),
         (Pane::Lanes, lanes),
         (Pane::Memory, memory),
         (Pane::Log, log),
-    ] {
-        one(app, frame, at, pane, compact);
-    }
+    ]
 }
 
 fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
     let view = app.panes.frozen.as_deref().unwrap_or(&app.run);
     let theme = app.theme;
     let mut title = match which {
-        Pane::Loss => loss_title(app, view),
+        Pane::Loss => loss_title(app, view, (area.width as usize).saturating_sub(6)),
         Pane::Blocks => {
-            let mut t = vec![Span::styled("blocks ", theme.title())];
+            let mut t = vec![Span::styled("layers ", theme.title())];
             if let Some(s) = &view.started {
-                t.extend(counts(&s.tiers, theme));
+                t.extend(counts(&s.tiers, area.width >= 40, view.on_cpu(), theme));
             }
             t
         }
@@ -179,7 +200,7 @@ fn one(app: &App, frame: &mut Frame, area: Rect, which: Pane, compact: bool) {
             }
             if let (Some(s), true) = (&view.started, text.len() < inner.height as usize) {
                 text.push(Line::styled(
-                    format!("at most {} at once planned, {} seen", s.residency_planned, view.residency_peak),
+                    format!("at most {} layers loaded at once, {} so far", s.residency_planned, view.residency_peak),
                     theme.dim(),
                 ));
             }
@@ -204,7 +225,8 @@ fn blocks(app: &App, width: u16, height: usize) -> Vec<Line<'static>> {
     if lines.is_empty() { vec![Line::styled("no run yet", app.theme.dim())] } else { lines }
 }
 
-fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
+/// The newest loss; the lowest and those of the evaluations where there is room in `width` columns.
+fn loss_title(app: &App, view: &RunView, width: usize) -> Vec<Span<'static>> {
     let theme = app.theme;
     let mut t = vec![Span::styled("loss", theme.title())];
     if let Some(last) = &view.last {
@@ -213,16 +235,16 @@ fn loss_title(app: &App, view: &RunView) -> Vec<Span<'static>> {
     if let Some(step) = view.not_finite {
         t.push(Span::styled(format!(" ✗ not finite at step {step}"), theme.tone(Tone::Bad)));
     }
-    if let Some(min) = view.loss.min() {
-        t.extend([Span::styled(" min ", theme.dim()), Span::raw(format!("{min:.3}"))]);
-    }
-    if let Some(((_, first), (_, last))) = view.evals.first().zip(view.evals.last()) {
+    let eval = view.evals.first().zip(view.evals.last()).map(|((_, first), (_, last))| {
         let text = if view.evals.len() > 1 { format!(" {first:.2} → {last:.2}") } else { format!(" {first:.2}") };
-        t.extend([
-            Span::styled("  ◆", theme.tone(Tone::Second)),
-            Span::styled(" held-out", theme.dim()),
-            Span::raw(text),
-        ]);
+        vec![Span::styled("  ◆", theme.tone(Tone::Second)), Span::styled(" eval loss", theme.dim()), Span::raw(text)]
+    });
+    let lowest = view.loss.min().map(|m| vec![Span::styled("  min ", theme.dim()), Span::raw(format!("{m:.3}"))]);
+    // Of the two the evaluations tell more.
+    for more in [eval, lowest].into_iter().flatten() {
+        if Line::from(t.clone()).width() + Line::from(more.clone()).width() <= width {
+            t.extend(more);
+        }
     }
     let mut how = String::new();
     for (on, word) in [(app.panes.log_y, "log"), (app.panes.recent, "recent")] {
@@ -242,7 +264,7 @@ fn step_title(view: &RunView, theme: Theme) -> Vec<Span<'static>> {
         let now = view.progress.as_ref().map_or(s.steps_done, |p| p.step).max(view.last.as_ref().map_or(0, |l| l.step));
         t.push(Span::raw(format!(" {now}/{}", s.steps_total)));
         if let Some(last) = &view.last {
-            t.push(Span::styled(format!("  epoch {:.2}", last.epoch), theme.dim()));
+            t.push(Span::raw(format!("  epoch {:.2}", last.epoch)));
         }
     }
     t

@@ -8,6 +8,7 @@ use crate::ui::screens::plan::chosen;
 use crate::ui::text::{cut, width as columns};
 use crate::ui::theme::{Theme, Tone};
 use crate::ui::widgets::{bar, lines, pair, wrap};
+use crate::units::plural;
 use crate::units::{Bytes, ratio_of, secs};
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -48,8 +49,8 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
         }
         (None, Some(p), None) => {
             let r = ratio_of(p.visit as f64 + 1.0, p.visits as f64);
-            let block = if width >= 44 { "block " } else { "" };
-            let text = format!(" {} {block}{:<3} {:>3}/{}", p.phase.word(), p.block, p.visit + 1, p.visits);
+            let layer = if width >= 48 { "layer " } else { "" };
+            let text = format!(" {} {layer}{:<3} {:>3}/{}", p.phase.word(), p.block, p.visit + 1, p.visits);
             let room = width.saturating_sub(text.len());
             let mut line = bar(room.min(40), r, None, theme.tone(Tone::Accent), theme);
             line.push(Span::raw(text));
@@ -60,7 +61,7 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
     let mut speed = Vec::new();
     if let Some((mean, n)) = view.step_time() {
         speed.push(Span::raw(secs(mean)));
-        let of = if width >= 40 { format!(" a step, mean of {n}  ") } else { format!(" (mean {n})  ") };
+        let of = if width >= 40 { format!(" a step, mean of {n}  ") } else { format!(" (mean of {n})  ") };
         speed.push(Span::styled(of, theme.dim()));
         if let Some(last) = &view.last {
             speed.push(Span::raw(format!("{:.0}", last.tokens as f64 / mean)));
@@ -69,7 +70,7 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
     } else {
         speed.push(Span::styled("timing the first step", theme.dim()));
     }
-    let eta = eta_line(app, view, theme);
+    let eta = eta_line(app, view, width, theme);
     if area.height >= 4 {
         out.push(Line::from(speed));
         out.push(eta);
@@ -80,23 +81,26 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
         let mut line = pair("grad norm", format!("{:.3}  ", last.grad_norm), theme);
         line.extend(pair("lr", format!("{:.2e}  ", last.learning_rate), theme));
         out.push(Line::from(line));
-        let mut line = pair("waited for weights", format!("{}  ", secs(last.stall_s)), theme);
-        line.extend(pair("for a slot", secs(last.evict_wait_s), theme));
+        let mut line = pair("waiting:", format!("weights {}, ", secs(last.stall_s)), theme);
+        line.push(Span::raw(format!("free slot {}", secs(last.evict_wait_s))));
         out.push(Line::from(line));
     }
     out
 }
 
-fn eta_line(app: &App, view: &RunView, theme: Theme) -> Line<'static> {
+fn eta_line(app: &App, view: &RunView, width: usize, theme: Theme) -> Line<'static> {
     let at = if app.panes.frozen.is_some() { view.at } else { app.run_now() };
     if view.finished.is_some() {
         return Line::from(pair("ran", secs(view.at), theme));
     }
     match view.eta(at) {
         Some(eta) => {
-            let mut line = pair("left", format!("{} ", about(eta.seconds)), theme);
+            let mut line = vec![Span::raw(about(eta.seconds)), Span::styled(" left", theme.dim())];
             if eta.evals > 0 {
-                line.push(Span::styled(format!("with {} held-out", eta.evals), theme.dim()));
+                let with = format!(", {}", plural(eta.evals, "evaluation"));
+                let whole = with.clone() + " included";
+                let room = width.saturating_sub(Line::from(line.clone()).width());
+                line.push(Span::styled(if columns(&whole) <= room { whole } else { with }, theme.dim()));
             }
             Line::from(line)
         }
@@ -135,29 +139,36 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
             line.push(Span::raw(text));
             Line::from(line)
         }
-        None => Line::from(pair("VRAM", "N/A (no GPU in use)", theme)),
+        None if view.on_cpu() => Line::from(pair("VRAM", "none: no GPU in use", theme)),
+        None => Line::from(pair("VRAM", "N/A", theme)),
     });
     if view.spill.suspected() {
         let text = "! spill suspected: the driver moves VRAM to the host";
         out.push(Line::styled(cut(text, width), theme.tone(Tone::Bad)));
     }
     let na = |value: Option<String>| value.unwrap_or_else(|| "N/A".into());
-    let mut clock = pair("SM", na(g.sm_clock_mhz.map(|m| format!("{m} MHz"))), theme);
-    clock.push(Span::raw("  "));
-    clock.extend(pair("GPU", na(g.gpu_util.map(|u| format!("{u} %"))), theme));
-    clock.push(Span::raw(format!("  {}", na(g.gpu_temp_c.map(|t| format!("{t} °C"))))));
-    out.push(Line::from(clock));
-    let mut host = pair("host", na(g.rss_anon.map(|b| b.to_string())), theme);
-    host.push(Span::raw("  "));
-    host.extend(pair("free", na(g.ram_available.map(|b| b.to_string())), theme));
+    let gpu = !view.on_cpu();
+    if gpu {
+        let mut clock = pair("GPU clock", na(g.sm_clock_mhz.map(|m| format!("{m} MHz"))), theme);
+        clock.push(Span::raw("  "));
+        clock.extend(pair("busy", na(g.gpu_util.map(|u| format!("{u} %"))), theme));
+        clock.push(Span::raw(format!("  {}", na(g.gpu_temp_c.map(|t| format!("{t} °C"))))));
+        out.push(Line::from(clock));
+    }
+    let host = [g.rss_anon.map(|b| format!("{b} used")), g.ram_available.map(|b| format!("{b} free"))];
+    let host: Vec<String> = host.into_iter().flatten().collect();
+    let host = pair("RAM", na((!host.is_empty()).then(|| host.join("  "))), theme);
     out.push(Line::from(host));
-    let mut device = pair("device", na(g.vram_used.map(|b| b.to_string())), theme);
-    device.push(Span::raw("  "));
-    device.extend(pair("power", na(g.power_w.map(|w| format!("{w:.0} W"))), theme));
-    out.push(Line::from(device));
+    if gpu {
+        let mut device = pair("VRAM in use", na(g.vram_used.map(|b| b.to_string())), theme);
+        device.push(Span::raw("  "));
+        device.extend(pair("power", na(g.power_w.map(|w| format!("{w:.0} W"))), theme));
+        out.push(Line::from(device));
+    }
     if let Some(s) = &view.started {
-        let on = format!("{}, {}", s.device, s.compute_dtype);
-        for (label, value) in [("on", &on), ("attention", &s.attention), ("reader", &s.reader)] {
+        let device = if gpu { s.device.as_str() } else { "CPU" };
+        let on = format!("{device}, {}", s.compute_dtype);
+        for (label, value) in [("computes", &on), ("attention", &s.attention), ("reader", &s.reader)] {
             out.push(Line::from(pair(&format!("{label:<9}"), cut(value, width.saturating_sub(10)), theme)));
         }
     }
