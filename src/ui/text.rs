@@ -52,7 +52,7 @@ pub fn fit_right(text: &str, columns: usize) -> String {
 /// `text` cleaned and cut in its middle to at most `columns`: of long names the end tells as much as the beginning.
 #[must_use]
 pub fn middle(text: &str, columns: usize) -> String {
-    let text = clean(text);
+    let text = one_line(text);
     if width(&text) <= columns || columns < 8 {
         return cut(&text, columns);
     }

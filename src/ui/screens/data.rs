@@ -63,13 +63,13 @@ fn facts(d: &DataFacts, width: usize, theme: Theme) -> Vec<Line<'static>> {
     if share == 0.0 && d.tokens > 0 {
         text.push(Line::from(Span::styled("✗ no token is trained: nothing would be learnt", theme.tone(Tone::Bad))));
     }
-    let cut_rows = if d.truncated == 0 { "none".into() } else { format!("{} cut", plural(d.truncated as u64, "row")) };
+    let cut_rows = if d.truncated == 0 { "none".into() } else { format!("{} cut", plural(d.truncated, "row")) };
     text.push(row("over the limit", cut_rows));
     if d.dropped.is_empty() {
         text.push(row("skipped", "none".into()));
     }
     for (reason, n) in &d.dropped {
-        text.push(row("skipped", format!("{}: {reason}", plural(*n as u64, "row"))));
+        text.push(row("skipped", format!("{}: {reason}", plural(*n, "row"))));
     }
     text.push(row("template date", d.template_date.clone()));
     text.push(row("sha256", d.sha256.clone()));
