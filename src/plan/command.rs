@@ -39,7 +39,7 @@ fn text(v: &Value) -> String {
     }
 }
 
-/// The settings that a command of [`command`] makes.
+/// The settings that a command that the planner prints makes.
 ///
 /// # Errors
 /// It is no such command, or a setting in it is refused.
