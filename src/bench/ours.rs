@@ -150,6 +150,13 @@ impl Ours {
         self.plan.placement.iter().all(|p| p.tier == TierName::Vram)
     }
 
+    /// Bytes per second that its steps read from the drive, at the median.
+    #[must_use]
+    pub fn drive_rate(&self) -> f64 {
+        let bytes: u64 = self.plan.sweeps.iter().map(|s| s.disk_read.0).sum();
+        self.seconds.median().map_or(0.0, |seconds| bytes as f64 / seconds)
+    }
+
     /// Blocks per tier.
     #[must_use]
     pub fn blocks(&self) -> Value {

@@ -287,7 +287,9 @@ fn put_ours(
             return;
         }
     };
-    let rates = call.rates(row, drive.and_then(Drive::mean));
+    // A drive is no slower than what this very run got from it, whatever it gave before and after.
+    let read = ours.drive_rate();
+    let rates = call.rates(row, drive.and_then(Drive::mean).map(|rate| rate.max(read)));
     let bound = bound(&ours.plan, rates, compute.ok());
     out["ours_s"] = json!(ours.seconds.median());
     out["ours_p95"] = json!(ours.seconds.percentile(0.95));
@@ -302,7 +304,7 @@ fn put_ours(
     out["host_weights"] = json!(host("ring") + host("ram_tier"));
     out["ours"] = ours.json();
     out["ours"]["config"] = ours.report["config"].clone();
-    out["drive"] = drive.map_or(Value::Null, Drive::json);
+    out["drive"] = drive.map_or(Value::Null, |d| d.json_with(read));
 }
 
 /// First-step losses of every program that trained the same model.
