@@ -68,6 +68,8 @@ pub struct Outcome {
     pub status: RunStatus,
     /// Why it failed, where it did.
     pub reason: Option<String>,
+    /// It failed for what it was given: config, checkpoint or data.
+    pub refused: bool,
     /// Steps complete.
     pub step: u64,
     /// Newest checkpoint to resume from; it exists.

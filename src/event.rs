@@ -354,11 +354,11 @@ impl RunFinished {
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self.status {
-            RunStatus::Finished | RunStatus::Running => ExitCode::Ok,
+            RunStatus::Finished => ExitCode::Ok,
             RunStatus::Stopped => ExitCode::StoppedEarly,
             RunStatus::Aborted if self.checkpoint.is_some() => ExitCode::StoppedEarly,
             RunStatus::Failed if self.refused => ExitCode::Usage,
-            RunStatus::Aborted | RunStatus::Failed => ExitCode::Failed,
+            RunStatus::Running | RunStatus::Aborted | RunStatus::Failed => ExitCode::Failed,
             RunStatus::Interrupted => ExitCode::Interrupted,
             RunStatus::Terminated => ExitCode::Terminated,
         }

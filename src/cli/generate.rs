@@ -87,13 +87,13 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
 
 /// The ids that `generate` continues.
 fn prompt(chat: &Chat, args: &GenerateArgs) -> Result<Vec<u32>> {
-    if args.raw || chat.template_origin().is_none() {
-        return chat.text_prompt(&args.prompt);
-    }
     // In a user's turn they would end it, or forge another's.
-    if let Some(token) = chat.tokenizer().control_in(&args.prompt) {
+    if let Some(token) = chat.tokenizer().control_in(&args.prompt).filter(|_| !args.raw) {
         return Err(Error::usage(format!("the prompt holds '{token}', which the model reads as a control token"))
             .next("take it out, or give the whole text with --raw"));
+    }
+    if args.raw || chat.template_origin().is_none() {
+        return chat.text_prompt(&args.prompt);
     }
     chat.prompt(&[("user", &args.prompt)])
 }

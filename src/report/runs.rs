@@ -1,10 +1,10 @@
 //! The results folder: new run folders, the list of runs, one run's report.
 
-use super::record::{CONFIG_FILE, is_alive};
+use super::record::{CONFIG_FILE, is_alive, started_in};
 use super::replay::EVENTS_FILE;
 use super::write::{REPORT_FILE, name_of, rebuild};
 use crate::clock;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, load};
 use crate::engine::RunEntry;
 use crate::error::{Error, Result};
 use crate::event::RunStatus;
@@ -126,9 +126,10 @@ fn base_of_adapter(dir: &Path) -> Option<String> {
     if !dir.join("adapter/adapter_model.safetensors").is_file() {
         return None;
     }
-    let config: toml::Table = fs::read_to_string(dir.join(CONFIG_FILE)).ok()?.parse().ok()?;
-    let path = config.get("model")?.get("path")?.as_str()?;
-    (!path.is_empty()).then(|| path.to_owned())
+    // Paths in there start at the folder that the run was started in.
+    let file = dir.join(CONFIG_FILE);
+    let path = load::load_from(Some(&file), started_in(dir).as_deref(), &[], &[]).ok()?.config.model.path;
+    (!path.is_empty()).then_some(path)
 }
 
 /// `2026-11` of a time or a run's name that begins with `202611`; empty where it doesn't.

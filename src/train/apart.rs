@@ -37,7 +37,10 @@ pub(super) fn apart<T: Send + 'static>(
         .map_err(|e| Error::run(format!("cannot start the {name} thread: {e}")))?;
     loop {
         match rx.recv_timeout(POLL) {
-            Ok(Said::Stage(s)) => stage(s),
+            Ok(Said::Stage(s)) => {
+                stop()?;
+                stage(s);
+            }
             Ok(Said::Done(done)) => return done,
             Err(RecvTimeoutError::Timeout) => stop()?,
             Err(RecvTimeoutError::Disconnected) => {

@@ -15,7 +15,7 @@ use crate::data::collate::{Batch, micro_batches};
 use crate::data::{Dataset, Row, Sampler};
 use crate::device::{io, nvml, shim};
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
-use crate::error::{Error, Result};
+use crate::error::{Error, ExitCode, Result};
 use crate::event::{
     EvalRecord, EventKind, Level, Notice, Phase, RunStatus, Saved, StepRecord, StepTrace, StreamStats, VramFigures,
 };
@@ -42,6 +42,7 @@ impl Engine for Trainer {
             Err(e) if e.is_stop() => Ok(Outcome {
                 status: RunStatus::Stopped,
                 reason: None,
+                refused: false,
                 step: job.resume.as_ref().and_then(|r| save::step_of(&r.checkpoint)).unwrap_or(0),
                 checkpoint: job.resume.as_ref().map(|r| r.checkpoint.clone()),
                 vram: VramFigures::default(),
@@ -162,6 +163,7 @@ impl Run<'_> {
     /// whole, and says what lies in the folder.
     fn close(&mut self, ended: Result<()>) -> Outcome {
         let done = self.state.global_step >= self.steps_total;
+        let refused = ended.as_ref().is_err_and(|e| e.exit_code() == ExitCode::Usage);
         let (mut status, mut reason) = match ended {
             Ok(()) => (RunStatus::Finished, None),
             Err(e) if e.is_stop() && self.control.stop() == Stop::AtOnce => (RunStatus::Aborted, None),
@@ -187,7 +189,7 @@ impl Run<'_> {
                 Ok(()) => {}
             }
         }
-        Outcome { reason, ..self.outcome(status) }
+        Outcome { reason, refused, ..self.outcome(status) }
     }
 
     /// One optimizer step. An error before its update, or a stop that drops it, leaves adapter and moments as they were.
@@ -386,7 +388,10 @@ impl Run<'_> {
         stage.long(&name, 0, total);
         let mut told = |n| {
             done += n;
-            stage.long(&name, done.min(total), total);
+            // While files are hashed nothing is added: such a piece only asks whether to stop.
+            if n > 0 {
+                stage.long(&name, done.min(total), total);
+            }
             control.check(Stop::AtOnce)
         };
         let (path, bytes) =
@@ -446,6 +451,7 @@ impl Run<'_> {
         Outcome {
             status,
             reason: None,
+            refused: false,
             step: self.state.global_step,
             checkpoint: self.newest.clone().filter(|c| c.join("checkpoint.json").is_file()),
             vram: VramFigures { live: Bytes(memory.allocated_peak), reserved: Bytes(memory.reserved_peak), device },

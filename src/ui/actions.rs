@@ -153,7 +153,13 @@ impl App {
                     self.overlay = Some(Overlay::Message { title: "This does not fit".into(), text, scroll: 0, fix });
                     return Vec::new();
                 }
-                self.plan.unready().map(|why| ("This can't start yet", why.to_owned()))
+                if let Some(why) = self.plan.unready() {
+                    let why = why.to_owned();
+                    self.message("This can't start yet", &why);
+                    // A file may have come since: the next enter goes by what is there now.
+                    return vec![Effect::Plan];
+                }
+                None
             }
         };
         match refusal {

@@ -35,7 +35,11 @@ impl Noise {
         let elsewhere = std::env::temp_dir().join(format!("blockstream-tui-{}.log", std::process::id()));
         let there = path.parent().is_none_or(|p| p.as_os_str().is_empty() || p.is_dir());
         let path = if there { path } else { elsewhere.as_path() };
-        let open = OpenOptions::new().append(true).create(true).read(true).open(path);
+        if !there {
+            // Left by a program that was killed; a link that others made there is not followed.
+            let _ = std::fs::remove_file(path);
+        }
+        let open = OpenOptions::new().append(true).create(there).create_new(!there).read(true).open(path);
         let mut log = open.map_err(|e| Error::io("open", path, e))?;
         let read = log.seek(SeekFrom::End(0)).map_err(|e| Error::io("read", path, e))?;
         let keep = |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(refused);

@@ -119,7 +119,7 @@ impl Desk {
 
     /// Refuses what can be seen to be in the way of a run before a folder is made for it.
     fn startable(&mut self, config: &RunConfig) -> Result<()> {
-        refuse_unready(config, self.options.resume.is_some())?;
+        refuse_unready(config)?;
         let checkpoint = self.checkpoint(config)?;
         checkpoint.runnable()?;
         if config.data.format != "tokens" {
@@ -229,8 +229,8 @@ const MOST_FOLDERS: usize = 50;
 /// Refuses what can be seen to be wrong before a run folder is made.
 ///
 /// # Errors
-/// A mode this version can't train, no data file or one that isn't there, or an `init_from` that is no adapter.
-fn refuse_unready(config: &RunConfig, resumed: bool) -> Result<()> {
+/// A mode this version can't train, no data file or one that isn't there.
+fn refuse_unready(config: &RunConfig) -> Result<()> {
     if config.train.mode != "lora" {
         return Err(Error::usage("full finetuning is a forecast only: this version trains LoRA adapters")
             .next("set train.mode to lora"));
@@ -243,9 +243,7 @@ fn refuse_unready(config: &RunConfig, resumed: bool) -> Result<()> {
     if let Some(f) = files().find(|f| !f.is_file()) {
         return Err(Error::usage(format!("there is no data file '{}'", f.display())).next("correct data.files"));
     }
-    // A resumed run goes on from its own adapter.
-    let init_from = config.lora.init_from.as_deref().filter(|_| !resumed);
-    init_from.map_or(Ok(()), |dir| checkpoint::adapter::read(dir).map(drop))
+    Ok(())
 }
 
 impl Services for Desk {
@@ -285,6 +283,10 @@ impl Services for Desk {
         self.startable(config)?;
         let plan = self.plan(config)?;
         refuse_infeasible(config, &plan)?;
+        // A resumed run goes on from its own adapter.
+        if let Some(dir) = config.lora.init_from.as_deref().filter(|_| self.options.resume.is_none()) {
+            checkpoint::adapter::read(dir)?;
+        }
         self.checkpoint(config)?.runnable()?;
         let mut env = (self.options.env)(config, &plan.machine);
         env["drive"] = drive_now(&self.checkpoint(config)?.dir);

@@ -149,7 +149,7 @@ fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
             stats: o.stats,
             residency_peak: o.residency_peak,
             telemetry_dropped: 0,
-            refused: false,
+            refused: o.refused,
         },
         Ok(Err(e)) => failed(&e),
         Err(panic) => failed(&Error::panicked("the trainer", &*panic)),

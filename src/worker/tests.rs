@@ -119,6 +119,7 @@ fn outcome(status: RunStatus) -> Outcome {
     Outcome {
         status,
         reason: None,
+        refused: false,
         step: 1,
         checkpoint: None,
         vram: VramFigures::default(),

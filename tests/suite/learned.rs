@@ -2,6 +2,7 @@
 
 use super::runs::{config, curve, file, run, run_dir};
 use crate::support::fixture::Model;
+use blockstream_tui::error::ExitCode;
 use blockstream_tui::event::{Event, EventKind, RunStatus};
 use blockstream_tui::export;
 use serde_json::Value;
@@ -80,6 +81,7 @@ fn case_fo_74b_a_run_that_learned_nothing_fails_and_says_why() {
     for steps in [2, 10] {
         c.train.max_steps = steps;
         let (events, finished) = run(&c, &dir.path().join("results"), None, None);
+        assert_eq!(finished.exit_code(), ExitCode::Usage, "the base can't be used");
         let reason = finished.reason.unwrap_or_default();
         assert_eq!((finished.status, curve(&events).len() as u64), (RunStatus::Failed, steps.min(3)));
         assert!(reason.contains(name) && reason.contains("model.safetensors"), "{reason}");

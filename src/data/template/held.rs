@@ -7,7 +7,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Most bytes that one compilation or rendering may hold.
 pub const MOST: i64 = 512 << 20;
@@ -25,6 +25,20 @@ thread_local! {
     static PAST: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
+/// Threads that stand still for good, each with what it held.
+static STANDING: AtomicUsize = AtomicUsize::new(0);
+
+/// Threads that went past their limit since the program began; none of them gives anything back.
+#[must_use]
+pub fn standing() -> usize {
+    STANDING.load(Ordering::SeqCst)
+}
+
+/// Takes the limit from this thread: what it waits for in between is not its job's.
+pub fn end() {
+    LEFT.set(None);
+}
+
 /// Gives this thread its limit, anew; `past` is set when it has gone past it and stands still.
 pub fn begin(past: &Arc<AtomicBool>) {
     LEFT.set(None);
@@ -39,6 +53,7 @@ fn count(bytes: i64) {
     if left < bytes && bytes > 0 {
         // What follows may allocate.
         LEFT.set(None);
+        STANDING.fetch_add(1, Ordering::SeqCst);
         // A panic in here would end the process.
         let tell = |past: &RefCell<Option<Arc<AtomicBool>>>| {
             past.try_borrow().into_iter().for_each(|p| p.iter().for_each(|p| p.store(true, Ordering::SeqCst)));

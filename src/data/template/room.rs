@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const STACK: usize = 1 << 30;
 /// Longest time that one compilation or rendering may take.
 const TIME: Duration = Duration::from_secs(60);
+/// Most threads that may stand still past their memory, 512 MB each, before no more are started.
+const MOST_STANDING: usize = 4;
 /// How often a waiting thread looks whether this one stands still.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -34,6 +36,9 @@ impl Room {
     pub fn start<E: Send + 'static>(
         make: impl FnOnce() -> Result<Environment<'static>, E> + Send + 'static,
     ) -> Result<Result<Room, E>, String> {
+        if held::standing() >= MOST_STANDING {
+            return Err(format!("{MOST_STANDING} templates have run out of memory already; start the program again"));
+        }
         let (jobs, inbox) = sync_channel::<Job>(1);
         let (made, answer) = sync_channel(1);
         let past = Arc::<AtomicBool>::default();
@@ -57,6 +62,7 @@ impl Room {
                     // Texts that were handed out are given back on other threads: each job counts anew.
                     held::begin(&told);
                     job(&mut env);
+                    held::end();
                 });
             })
             .map_err(|e| format!("no thread for it can be started: {e}"))?;

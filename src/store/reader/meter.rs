@@ -124,11 +124,11 @@ impl Meter {
 
     /// Waits until nothing is in flight. Returns false, and lets go, once all that flies are direct reads that have
     /// waited `limit`: the kernel holds the pages of a direct read itself, so a dead drive can't write to memory that
-    /// has been given to others.
-    pub fn wait_idle(&self, limit: Duration) -> bool {
+    /// has been given to others. With a `dead` thread, who never says that its requests are over, so do buffered ones.
+    pub fn wait_idle(&self, limit: Duration, dead: bool) -> bool {
         let mut s = self.lock();
         while s.count > 0 {
-            if s.flying.iter().flatten().all(|f| f.direct && f.since.elapsed() >= limit) {
+            if s.flying.iter().flatten().all(|f| (f.direct || dead) && f.since.elapsed() >= limit) {
                 return false;
             }
             s = self.idle.wait_timeout(s, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;

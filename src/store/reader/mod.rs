@@ -293,11 +293,16 @@ impl Reader {
     }
 }
 
+/// How long requests of a thread that died may still be on their way when the reader is closed.
+const DEAD_LIMIT: Duration = Duration::from_secs(5);
+
 impl Drop for Reader {
     fn drop(&mut self) {
         self.shared.queue.close("the disk reader was closed before this read began");
-        // The kernel writes to our callers' memory until then.
-        if self.shared.meter.wait_idle(self.shared.stall_limit) {
+        // The kernel writes to our callers' memory until then; a thread that died tells nobody when that is.
+        let dead = self.shared.dead.load(Ordering::Acquire);
+        let limit = if dead { DEAD_LIMIT.min(self.shared.stall_limit) } else { self.shared.stall_limit };
+        if self.shared.meter.wait_idle(limit, dead) {
             for t in self.threads.drain(..) {
                 let _ = t.join();
             }

@@ -127,6 +127,7 @@ impl Engine for FakeEngine {
         Ok(Outcome {
             status,
             reason: None,
+            refused: false,
             step,
             checkpoint: (status != RunStatus::Aborted).then(|| job.run_dir.join(format!("checkpoint-{step}"))),
             vram: VramFigures {

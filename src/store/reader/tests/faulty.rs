@@ -249,7 +249,7 @@ fn a_delay_is_added_before_a_request_is_sent() {
 fn case_fo_18d_whoever_waits_for_a_reader_that_died_is_told() {
     let f = files(&[4 * MIB]);
     for backend in backends() {
-        let (reader, faults) = faulty(&f, backend, 4000);
+        let (reader, faults) = faulty(&f, backend, 60_000);
         let m = memory(4 * MIB, 0);
         faults.add(0, MIB, Fault::Die, 1);
         let since = Instant::now();
@@ -258,5 +258,8 @@ fn case_fo_18d_whoever_waits_for_a_reader_that_died_is_told() {
         assert!(since.elapsed().as_secs() < 3, "{backend:?}: after {:?}", since.elapsed());
         let later = reader.read_at(0, 0, MIB, m.at(0)).map(|t| t.wait());
         assert!(later.is_err(), "{backend:?}: nothing more is taken");
+        let since = Instant::now();
+        drop(reader);
+        assert!(since.elapsed().as_secs() < 8, "{backend:?}: closed after {:?}", since.elapsed());
     }
 }
