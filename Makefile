@@ -57,7 +57,7 @@ docs: setup
 	$(call stage,documentation,RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib --no-deps)
 
 unit: demo
-	$(call stage,tests without libtorch,CARGO_TARGET_DIR=$(NO_TORCH_DIR) $(TESTS) --locked $(NO_TORCH))
+	$(call stage,tests without libtorch,CARGO_TARGET_DIR=$(NO_TORCH_DIR) CARGO_PROFILE_DEV_OPT_LEVEL=1 $(TESTS) --locked $(NO_TORCH))
 	$(call stage,doc tests,cargo test --locked --doc)
 	$(call stage,tests,$(TESTS) --locked)
 
