@@ -420,6 +420,9 @@ fn case_fo_03i_a_save_that_fails_leaves_the_last_checkpoint_and_says_so() {
     agrees(&events, &finished);
 }
 
+/// Seconds in which a stop is taken up and told of, on a busy machine; what is stopped would go on for longer, or train.
+const SOON: f64 = 3.0;
+
 #[test]
 fn case_fo_11b_a_stop_is_heard_inside_a_long_visit_and_while_one_long_row_is_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -434,24 +437,24 @@ fn case_fo_11b_a_stop_is_heard_inside_a_long_visit_and_while_one_long_row_is_rea
     (c.train.gradient_accumulation_steps, c.data.eval_split) = (4_000, 0.0);
     let stop = |command| move |d: &mut Desk| d.command(command);
     let (_, finished, seconds) = run_until(&c, &dir.path().join("a"), begins, stop(Command::DropStep));
-    assert!(seconds < 1.0, "{seconds} s in a step");
+    assert!(seconds < SOON, "{seconds} s in a step");
     assert_eq!((finished.status, finished.step), (RunStatus::Stopped, 0));
     c.data.eval_split = 0.9;
     let (_, finished, seconds) = run_until(&c, &dir.path().join("b"), measures, stop(Command::StopAndSave));
-    assert!(seconds < 1.0, "{seconds} s in an evaluation");
+    assert!(seconds < SOON, "{seconds} s in an evaluation");
     assert_eq!((finished.status, finished.step), (RunStatus::Stopped, 0));
 
     // A report comes after a hundred rows: the long one is the next.
-    let long = format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}\n", "word ".repeat(1_000_000));
+    let long = format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}\n", "word ".repeat(3_000_000));
     std::fs::write(&c.data.files[0], text.repeat(10) + &long).unwrap();
     (c.train.gradient_accumulation_steps, c.data.eval_split) = (2, 0.0);
     let reading = |k: &EventKind| stage(k, "reading data");
     let in_the_row = |d: &mut Desk| {
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(20));
         d.command(Command::StopAndSave);
     };
     let (_, finished, seconds) = run_until(&c, &dir.path().join("c"), reading, in_the_row);
-    assert!(seconds < 1.0, "{seconds} s while a row is read");
+    assert!(seconds < SOON, "{seconds} s while a row is read");
     assert_eq!((finished.status, finished.checkpoint), (RunStatus::Stopped, None));
 }
 
