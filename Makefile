@@ -13,7 +13,7 @@ NO_TORCH := --no-default-features --features tui
 # Programs without libtorch lie in a folder of their own: target/debug keeps its engine at every moment.
 NO_TORCH_DIR := $(or $(CARGO_TARGET_DIR),target)/no-torch
 # nextest runs no doc tests, and is not required.
-TESTS := $(if $(shell command -v cargo-nextest),cargo nextest run,cargo test --lib --bins --tests)
+TESTS := $(if $(shell command -v cargo-nextest),cargo nextest run,cargo test --lib --bins --tests --examples)
 
 # $(call stage,NAME,COMMAND) prints NAME, runs COMMAND and says how long it took.
 stage = @echo; echo "== $(1)"; SECONDS=0; $(2); echo "== $(1): $${SECONDS} s"

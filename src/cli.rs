@@ -15,6 +15,8 @@ mod ranges;
 mod sampling;
 mod train;
 
+pub use desk::MakeServices;
+
 use args::{Cli, Command, ConfigArgs, DataCommand};
 use clap::Parser;
 
@@ -27,6 +29,12 @@ use std::path::{Path, PathBuf};
 /// Runs the program; the code it exits with.
 #[must_use]
 pub fn main() -> ExitCode {
+    main_on(desk::services)
+}
+
+/// As [`main`], with other services behind the screen and the script.
+#[must_use]
+pub fn main_on(services: MakeServices) -> ExitCode {
     let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {
@@ -45,7 +53,7 @@ pub fn main() -> ExitCode {
     if computes(&cli.command) {
         settle_environment();
     }
-    dispatch(cli).unwrap_or_else(|e| {
+    dispatch(cli, services).unwrap_or_else(|e| {
         print::progress(&format!("error: {e}"));
         e.exit_code()
     })
@@ -90,9 +98,9 @@ fn settle_environment() {
     let _ = again.args(args).envs(missing).exec();
 }
 
-fn dispatch(cli: Cli) -> Result<ExitCode> {
+fn dispatch(cli: Cli, services: MakeServices) -> Result<ExitCode> {
     match cli.command {
-        None => workbench(&cli),
+        None => workbench(&cli, services),
         Some(Command::Plan { checkpoint, config, json, what_if }) => {
             show_plan(&config.loaded(Some(&checkpoint))?, json, &what_if)
         }
@@ -141,7 +149,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
 }
 
 #[cfg(feature = "tui")]
-fn workbench(cli: &Cli) -> Result<ExitCode> {
+fn workbench(cli: &Cli, services: MakeServices) -> Result<ExitCode> {
     use crate::ui::{self, UiOptions};
     use crate::worker::Signals;
 
@@ -156,7 +164,7 @@ fn workbench(cli: &Cli) -> Result<ExitCode> {
     };
     // On a screen Ctrl-C is a key, and the screen answers signals itself; the run's record names them either way.
     let signals = if cli.script.is_some() { Signals::install()? } else { Signals::observe()? };
-    let mut services = desk::services(results, &options.config, signals)?;
+    let mut services = services(results, &options.config, signals)?;
     match &cli.script {
         Some(file) => {
             let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
@@ -167,7 +175,7 @@ fn workbench(cli: &Cli) -> Result<ExitCode> {
 }
 
 #[cfg(not(feature = "tui"))]
-fn workbench(_: &Cli) -> Result<ExitCode> {
+fn workbench(_: &Cli, _: MakeServices) -> Result<ExitCode> {
     Err(Error::usage("this build has no screen (feature 'tui' is off)").next("use a subcommand; --help lists them"))
 }
 

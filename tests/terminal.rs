@@ -5,14 +5,18 @@
 
 use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-const BINARY: &str = env!("CARGO_BIN_EXE_blockstream-tui");
+/// The program over the scripted engine (`tests/support/scripted.rs`).
+fn scripted() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_blockstream-tui"));
+    program.with_file_name("examples").join("scripted")
+}
 
 fn parser(rows: u16, columns: u16) -> vt100::Parser {
     let side = |n| std::num::NonZero::new(n).unwrap();
@@ -42,15 +46,14 @@ impl Term {
         let size = PtySize { rows: 24, cols: 80, pixel_width: 0, pixel_height: 0 };
         let pair = native_pty_system().openpty(size).unwrap();
         let results = tempfile::tempdir().unwrap();
-        let mut command = CommandBuilder::new(BINARY);
+        let mut command = CommandBuilder::new(scripted());
         command.args(["--results", results.path().join(sub).to_str().unwrap()]);
         command.cwd(results.path());
-        for name in ["NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM", "BSTUI_PANIC_TEST"] {
+        for name in ["NO_COLOR", "LC_ALL", "LC_CTYPE", "COLORTERM"] {
             command.env_remove(name);
         }
         // A backtrace would scroll a panic's message out of the log pane.
-        let fixed =
-            [("TERM", "xterm-256color"), ("LANG", "C.UTF-8"), ("BSTUI_FAKE_ENGINE", "2"), ("RUST_BACKTRACE", "0")];
+        let fixed = [("TERM", "xterm-256color"), ("LANG", "C.UTF-8"), ("SCRIPTED_MS", "2"), ("RUST_BACKTRACE", "0")];
         for (name, value) in fixed {
             command.env(name, value);
         }
@@ -135,7 +138,7 @@ const SHOW_CURSOR: &str = "\u{1b}[?25h";
 
 #[test]
 fn it_starts_trains_by_keyboard_and_quits() {
-    let mut t = Term::start(&[("BSTUI_FAKE_STEPS", "5")]);
+    let mut t = Term::start(&[("SCRIPTED_STEPS", "5")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r");
     t.until_shown("✓ RAM");
@@ -159,7 +162,7 @@ fn case_fo_61_looking_around_makes_no_folder_and_noise_is_kept_all_the_same() {
     assert_eq!(t.code(), 0);
     assert!(!t.results.path().join("not-there-yet").exists());
 
-    let mut t = Term::start_in(&[("BSTUI_FAKE_STEPS", "5"), ("BSTUI_FAKE_FAULT", "noise")], "not-there-yet");
+    let mut t = Term::start_in(&[("SCRIPTED_STEPS", "5"), ("SCRIPTED_FAULT", "noise")], "not-there-yet");
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("» XXXX from a library on fd 2");
@@ -185,7 +188,7 @@ fn case_fo_61_a_mouse_report_of_no_place_ends_nothing() {
 
 #[test]
 fn case_tr_09_save_and_stop_from_the_keyboard_exits_four() {
-    let mut t = Term::start(&[("BSTUI_FAKE_STEPS", "100000")]);
+    let mut t = Term::start(&[("SCRIPTED_STEPS", "100000")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("training");
@@ -198,7 +201,7 @@ fn case_tr_09_save_and_stop_from_the_keyboard_exits_four() {
 
 #[test]
 fn case_tr_09_sigterm_saves_restores_the_terminal_and_exits_143() {
-    let mut t = Term::start(&[("BSTUI_FAKE_STEPS", "100000")]);
+    let mut t = Term::start(&[("SCRIPTED_STEPS", "100000")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("training");
@@ -212,8 +215,23 @@ fn case_tr_09_sigterm_saves_restores_the_terminal_and_exits_143() {
 }
 
 #[test]
+fn case_fo_47_the_program_itself_has_no_scripted_engine() {
+    let d = tempfile::tempdir().unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_blockstream-tui"));
+    program.current_dir(d.path()).args(["--script", "s.txt"]).env("SCRIPTED_MS", "1").env("SCRIPTED_STEPS", "2");
+    std::fs::write(d.path().join("s.txt"), "open models/SmolLM2-135M-Instruct\nrun\nwait finished 20s\n").unwrap();
+    let out = program.output().unwrap();
+    assert!(!out.status.success(), "it trains no invented model: {}", String::from_utf8_lossy(&out.stdout));
+    assert!(!d.path().join("results").exists(), "and reports on none");
+    let bytes = std::fs::read(env!("CARGO_BIN_EXE_blockstream-tui")).unwrap();
+    for name in ["BSTUI_FAKE_ENGINE", "BSTUI_PANIC_TEST", "SCRIPTED_MS", "as told"] {
+        assert!(!bytes.windows(name.len()).any(|w| w == name.as_bytes()), "{name} is in the program");
+    }
+}
+
+#[test]
 fn case_ui_04_a_panic_gives_the_terminal_back_before_its_message() {
-    let mut t = Term::start(&[("BSTUI_PANIC_TEST", "1")]);
+    let mut t = Term::start(&[("SCRIPTED_FAULT", "screen")]);
     assert_eq!(t.code(), 101);
     let at = |s: &str| t.position(s).unwrap_or_else(|| panic!("no {s:?} in {}", String::from_utf8_lossy(&t.raw)));
     let order = [
@@ -223,7 +241,7 @@ fn case_ui_04_a_panic_gives_the_terminal_back_before_its_message() {
         at("\u{1b}[?1004l"),
         at(LEAVE_SCREEN),
         at(LEAVE_SCREEN) + t.raw[at(LEAVE_SCREEN)..].windows(6).position(|w| w == SHOW_CURSOR.as_bytes()).unwrap(),
-        at("BSTUI_PANIC_TEST is set"),
+        at("the screen panicked as told"),
     ];
     assert!(order.windows(2).all(|w| w[0] < w[1]), "{order:?}");
     assert!(t.cooked());
@@ -231,7 +249,7 @@ fn case_ui_04_a_panic_gives_the_terminal_back_before_its_message() {
 
 #[test]
 fn case_ui_07_library_noise_goes_to_the_log_and_its_pane() {
-    let mut t = Term::start(&[("BSTUI_FAKE_STEPS", "5"), ("BSTUI_FAKE_FAULT", "noise")]);
+    let mut t = Term::start(&[("SCRIPTED_STEPS", "5"), ("SCRIPTED_FAULT", "noise")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("✓ finished");
@@ -248,7 +266,7 @@ fn case_ui_07_library_noise_goes_to_the_log_and_its_pane() {
 
 #[test]
 fn a_panic_of_the_trainer_leaves_the_screen_alone() {
-    let mut t = Term::start(&[("BSTUI_FAKE_STEPS", "5"), ("BSTUI_FAKE_FAULT", "panic")]);
+    let mut t = Term::start(&[("SCRIPTED_STEPS", "5"), ("SCRIPTED_FAULT", "panic")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("✗ failed");
@@ -278,7 +296,7 @@ fn case_ui_12_no_color_in_the_byte_stream_and_case_ui_17_no_mouse_capture() {
 
 #[test]
 fn case_ui_14_a_c_locale_gets_ascii_bytes_only() {
-    let mut t = Term::start(&[("LC_ALL", "C"), ("BSTUI_FAKE_STEPS", "5")]);
+    let mut t = Term::start(&[("LC_ALL", "C"), ("SCRIPTED_STEPS", "5")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("+ finished");
@@ -311,8 +329,8 @@ fn case_ui_16_ctrl_z_restores_stops_and_comes_back_repainted() {
 
 /// Runs the binary without a terminal on `stdin` or `stdout`.
 fn piped(term: Option<&str>) -> (Option<i32>, String, String) {
-    let mut command = Command::new(BINARY);
-    command.env("BSTUI_FAKE_ENGINE", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = Command::new(scripted());
+    command.env("SCRIPTED_MS", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("TERM");
     if let Some(term) = term {
         command.env("TERM", term);
@@ -342,8 +360,8 @@ fn case_ui_18_a_script_keeps_data_on_stdout_and_progress_on_stderr() {
     let script = dir.path().join("t.script");
     std::fs::write(&script, "run\nwait finished 20s\nexpect steps == 5\nsnapshot end\n").unwrap();
     let run = |script: &Path| {
-        let mut command = Command::new(BINARY);
-        command.env("BSTUI_FAKE_ENGINE", "0").env("BSTUI_FAKE_STEPS", "5").stdin(Stdio::null());
+        let mut command = Command::new(scripted());
+        command.env("SCRIPTED_MS", "0").env("SCRIPTED_STEPS", "5").stdin(Stdio::null());
         command.arg("--script").arg(script).arg("--results").arg(dir.path());
         command.args(["--model", "models/SmolLM2-135M-Instruct"]).output().unwrap()
     };
@@ -365,8 +383,8 @@ fn case_tr_09_signals_end_a_script_saved_and_by_their_number() {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("t.script");
         std::fs::write(&script, "run\nwait finished 60s\n").unwrap();
-        let mut child = Command::new(BINARY)
-            .envs([("BSTUI_FAKE_ENGINE", "1"), ("BSTUI_FAKE_STEPS", "100000")])
+        let mut child = Command::new(scripted())
+            .envs([("SCRIPTED_MS", "1"), ("SCRIPTED_STEPS", "100000")])
             .arg("--script")
             .arg(&script)
             .arg("--results")
@@ -389,7 +407,7 @@ fn case_tr_09_signals_end_a_script_saved_and_by_their_number() {
 /// Closes the terminal `after` a run has begun to train; the kernel then sends SIGHUP and SIGCONT, and every read and
 /// write answers EIO.
 fn close_terminal(after: Duration) {
-    let mut t = Term::start(&[("BSTUI_FAKE_STEPS", "100000")]);
+    let mut t = Term::start(&[("SCRIPTED_STEPS", "100000")]);
     t.until_shown("SmolLM2-135M-Instruct");
     t.keys("\r\r");
     t.until_shown("training");

@@ -1,4 +1,4 @@
-//! Builds the services that screen, script and `train` share: the real engine, or the scripted one for tests.
+//! Builds the services that screen, script and `train` share, over the real engine.
 
 use crate::checkpoint;
 use crate::config::RunConfig;
@@ -21,14 +21,14 @@ pub fn places(given: &[PathBuf]) -> Vec<PathBuf> {
     places
 }
 
-/// The desk of this process. `BSTUI_FAKE_ENGINE=<ms per visit>` swaps in the scripted engine, for screen tests.
+/// Makes what answers screen and script, from the folder of runs, the config and the signals.
+pub type MakeServices = fn(PathBuf, &RunConfig, Signals) -> Result<Box<dyn Services>>;
+
+/// The desk of this process.
 ///
 /// # Errors
-/// The scripted engine was asked for with a fault that doesn't exist.
+/// None; those of [`MakeServices`].
 pub fn services(results: PathBuf, config: &RunConfig, signals: Signals) -> Result<Box<dyn Services>> {
-    if let Some(fake) = crate::worker::fake::from_env(&results, &signals)? {
-        return Ok(fake);
-    }
     Ok(Box::new(real(results, config, signals, None)))
 }
 

@@ -25,8 +25,6 @@ pub struct Loaded {
 
 /// Prefix of the environment variables that set keys.
 const ENV_PREFIX: &str = "BSTUI_";
-/// Variables with that prefix that the tests of the binary use; they are no keys.
-const TEST_PREFIXES: [&str; 2] = ["BSTUI_FAKE_", "BSTUI_PANIC_"];
 /// Keys whose limit other trainers lift with -1, and ours with 0.
 const UNLIMITED: [&str; 4] = ["train.max_steps", "train.eval_steps", "train.save_steps", "train.save_total_limit"];
 /// A config is a page of text; anything longer is the wrong file.
@@ -58,10 +56,7 @@ pub fn load_from(
     if let Some(path) = file {
         layers.file(path)?;
     }
-    let mut env: Vec<&(String, String)> = env
-        .iter()
-        .filter(|(name, _)| name.starts_with(ENV_PREFIX) && !TEST_PREFIXES.iter().any(|p| name.starts_with(p)))
-        .collect();
+    let mut env: Vec<&(String, String)> = env.iter().filter(|(name, _)| name.starts_with(ENV_PREFIX)).collect();
     env.sort();
     layers.begin();
     for (name, value) in env {

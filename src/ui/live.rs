@@ -108,8 +108,6 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let size = screen.terminal.size().map_err(lost)?;
     session.send(Msg::Resize(size.width, size.height));
-    // For the test that a panic here gives the terminal back.
-    let panic_test = std::env::var_os("BSTUI_PANIC_TEST").is_some_and(|v| !v.is_empty());
     let (mut dirty, mut second, mut attached) = (true, 0, true);
     loop {
         if dirty && attached {
@@ -117,7 +115,6 @@ async fn watch(session: &mut Session<'_>, screen: &mut Screen, results: &Path) -
             if screen.terminal.draw(|f| super::frame::draw(&session.app, f)).is_err() {
                 lose(session, &mut attached);
             }
-            assert!(!panic_test, "BSTUI_PANIC_TEST is set");
         }
         dirty = true;
         tokio::select! {

@@ -11,7 +11,7 @@ const BAD: &str = "x\u{1b}[2J\u{202e}y\u{9b}z";
 /// Runs the program in `dir`; both of its streams, as text, with their names.
 fn said(dir: &Path, args: &[&str]) -> Vec<(&'static str, String)> {
     let mut run = Command::new(env!("CARGO_BIN_EXE_blockstream-tui"));
-    run.args(args).current_dir(dir).env("BSTUI_TRAIN__SEED", BAD).env_remove("BSTUI_FAKE_ENGINE");
+    run.args(args).current_dir(dir).env("BSTUI_TRAIN__SEED", BAD);
     if args.iter().any(|a| *a == "--set" || *a == "plan") {
         run.env_remove("BSTUI_TRAIN__SEED");
     }

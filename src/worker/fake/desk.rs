@@ -1,6 +1,6 @@
 //! The scripted desk: [`Services`] over canned facts and a [`FakeEngine`] on the real threads.
 
-use super::engine::FakeEngine;
+use super::engine::{FakeEngine, Fault};
 use super::facts;
 use super::hub::FakeHub;
 use super::record::FakeRecord;
@@ -83,6 +83,7 @@ impl Services for FakeDesk {
     }
 
     fn poll(&mut self) -> Vec<Event> {
+        assert!(self.engine.fault != Fault::Screen, "the screen panicked as told");
         let events = self.run.as_ref().map(RunHandle::poll).unwrap_or_default();
         if events.iter().any(|e| matches!(e.kind, EventKind::Finished(_))) {
             self.run = None;

@@ -29,18 +29,21 @@ pub enum Fault {
     Nan(u64),
     /// A library writes a line to fd 1 and to fd 2, as drivers do.
     Noise(u64),
+    /// The desk panics, on the thread of the screen.
+    Screen,
     /// From this step on the drive delivers a fifth of its rating, as one that is hot.
     SlowDrive(u64),
 }
 
 impl Fault {
-    /// The fault of a name, as `BSTUI_FAKE_FAULT` gives it: `noise` in the first step, `slow` from the sixth on,
-    /// the others in the second.
+    /// The fault of a name: `noise` in the first step, `slow` from the sixth on, `screen` at once, the others in the
+    /// second.
     #[must_use]
     pub fn named(name: &str) -> Option<Fault> {
         match name {
             "" => Some(Fault::None),
             "noise" => Some(Fault::Noise(1)),
+            "screen" => Some(Fault::Screen),
             "slow" => Some(Fault::SlowDrive(6)),
             "error" => Some(Fault::Error(2)),
             "panic" => Some(Fault::Panic(2)),
