@@ -32,7 +32,7 @@ pub fn main() -> ExitCode {
     main_on(desk::services)
 }
 
-/// As [`main`], with other services behind the screen and the script.
+/// Runs the program with `services` behind the screen and the script.
 #[must_use]
 pub fn main_on(services: MakeServices) -> ExitCode {
     let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {

@@ -46,14 +46,6 @@ impl Drive {
             "why_not": why,
         })
     }
-
-    /// As [`Drive::json`], and `during`: bytes per second that our own run read.
-    #[must_use]
-    pub fn json_with(&self, during: f64) -> Value {
-        let mut out = self.json();
-        out["during"] = json!(during);
-        out
-    }
 }
 
 /// Runs `program` between two reads of the drive where the row is one of the disk's, again if its rate changed.

@@ -304,7 +304,10 @@ fn put_ours(
     out["host_weights"] = json!(host("ring") + host("ram_tier"));
     out["ours"] = ours.json();
     out["ours"]["config"] = ours.report["config"].clone();
-    out["drive"] = drive.map_or(Value::Null, |d| d.json_with(read));
+    out["drive"] = drive.map_or(Value::Null, Drive::json);
+    if drive.is_some() {
+        out["drive"]["during"] = json!(read);
+    }
 }
 
 /// First-step losses of every program that trained the same model.

@@ -10,7 +10,7 @@ use std::path::Path;
 /// Largest `config.json` (or other small JSON of a model folder) that is read.
 pub const SMALL_JSON: u64 = 16 << 20;
 
-/// What some editors put before UTF-8 text.
+/// Some editors put this before UTF-8 text.
 pub const BOM: &[u8] = b"\xef\xbb\xbf";
 
 const LFS_MAGIC: &[u8] = b"version https://git-lfs.github.com/spec/";

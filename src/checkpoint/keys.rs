@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::text::clean;
 use serde_json::{Map, Value};
 
-/// What this program does with a key.
+/// Says what this program does with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is read: used, or checked where it is read.

@@ -29,7 +29,7 @@ fn told(wrote: std::io::Result<()>) -> Result<ExitCode> {
 /// One JSON object.
 ///
 /// # Errors
-/// As [`line`].
+/// Fails as [`line`] does.
 pub fn json(value: &serde_json::Value) -> Result<ExitCode> {
     written(&text::json(&serde_json::to_string_pretty(value).map_err(|e| Error::run(format!("JSON: {e}")))?))
 }
@@ -37,7 +37,7 @@ pub fn json(value: &serde_json::Value) -> Result<ExitCode> {
 /// A piece of a text that comes bit by bit; shown at once.
 ///
 /// # Errors
-/// As [`line`].
+/// Fails as [`line`] does.
 #[cfg(feature = "torch")]
 pub fn piece(text: &str) -> Result<ExitCode> {
     let mut out = std::io::stdout();

@@ -217,7 +217,7 @@ impl Palette {
                 field.map_or(&[][..], |f| f.steps).iter().map(|v| format!("{key} {v}")).collect()
             }
             ("open", _) => Screen::ALL.iter().map(|s| s.name().to_lowercase()).collect(),
-            ("export", _) => EXPORTS.map(String::from).into(),
+            ("export", _) => crate::export::KINDS.map(|(kind, _)| kind.to_string()).into(),
             _ => Vec::new(),
         };
         let by_part = verb == "set" && !rest.contains(' ');
@@ -379,9 +379,6 @@ impl Palette {
         }
     }
 }
-
-/// What can be exported, as `export` takes it.
-const EXPORTS: [&str; 4] = ["peft", "peft-compat", "axolotl", "llamafactory"];
 
 /// Moves through what is read, by the keys that lists know.
 fn scrolled(name: &str, scroll: &mut usize) {

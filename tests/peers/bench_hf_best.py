@@ -30,16 +30,4 @@ if a.ckpt_gc:
 m.train()
 opt = torch.optim.AdamW([q for q in m.parameters() if q.requires_grad], lr=a.lr, fused=True)
 ids = bc.batches(a, cfg.vocab_size)
-
-
-def step(_):
-    tot = 0.0
-    for k in range(a.accum):
-        with torch.autocast(a.device.split(":")[0], torch.bfloat16):
-            loss = m(input_ids=ids[k], labels=ids[k]).loss / a.accum
-        loss.backward(); tot = tot + loss.detach()
-    opt.step(); opt.zero_grad(set_to_none=True)
-    return tot
-
-
-bc.emit(a, "hf-best", dict(ckpt_gc=a.ckpt_gc, liger=a.liger), bc.run_loop(a, step))
+bc.emit(a, "hf-best", dict(ckpt_gc=a.ckpt_gc, liger=a.liger), bc.run_loop(a, lambda _: bc.peft_step(a, m, opt, ids)))
