@@ -4,6 +4,7 @@
 //! Headers, indexes and configs are hostile input: every length and name is checked before use.
 
 pub mod adapter;
+pub mod arch;
 pub mod families;
 pub mod files;
 pub mod gguf;
