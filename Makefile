@@ -10,8 +10,10 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug/blockstream-tui
 DEMO := --model .demo/SmolLM2-135M-Instruct --profile assets/demo/demo.toml
 NO_TORCH := --no-default-features --features tui
-# Programs without libtorch lie in a folder of their own: target/debug keeps its engine at every moment.
-NO_TORCH_DIR := $(or $(CARGO_TARGET_DIR),target)/no-torch
+# Programs without libtorch lie in a folder of their own: target/debug keeps its engine at every moment. Packages are
+# compiled once for both, because the network stays in: without it most of them have other features. Clippy leaves it out.
+BUILD_DIR := $(or $(CARGO_TARGET_DIR),target)
+NO_TORCH_DIR := $(BUILD_DIR)/no-torch
 # nextest runs no doc tests, and is not required.
 TESTS := $(if $(shell command -v cargo-nextest),cargo nextest run,cargo test --lib --bins --tests --examples)
 
@@ -57,7 +59,7 @@ docs: setup
 	$(call stage,documentation,RUSTDOCFLAGS="-D warnings" cargo doc --locked --lib --no-deps)
 
 unit: demo
-	$(call stage,tests without libtorch,CARGO_TARGET_DIR=$(NO_TORCH_DIR) CARGO_PROFILE_DEV_OPT_LEVEL=1 $(TESTS) --locked $(NO_TORCH))
+	$(call stage,tests without libtorch,CARGO_TARGET_DIR=$(NO_TORCH_DIR) CARGO_BUILD_BUILD_DIR=$(BUILD_DIR) CARGO_PROFILE_DEV_OPT_LEVEL=1 $(TESTS) --locked $(NO_TORCH) --features hub)
 	$(call stage,doc tests,cargo test --locked --doc)
 	$(call stage,tests,$(TESTS) --locked)
 
