@@ -37,7 +37,7 @@ impl Proj {
     }
 }
 
-/// What mixes tokens.
+/// A layer mixes its tokens by one of these.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Attention with grouped queries.
@@ -88,17 +88,17 @@ pub enum Reach {
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNorm {
-    /// Of queries.
+    /// This one norms queries.
     pub q: Norm,
-    /// Of keys.
+    /// This one norms keys.
     pub k: Norm,
-    /// What they go over.
+    /// Both take their mean square over this.
     pub over: Over,
     /// They follow the rotation (hunyuan).
     pub after_rope: bool,
 }
 
-/// What a norm of queries or keys goes over.
+/// A norm of queries or keys takes its mean square over one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Each head, one weight for all: `[head_dim]`.

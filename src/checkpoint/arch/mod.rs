@@ -19,8 +19,10 @@ pub use norm::{Norm, NormKind};
 pub use rope::{Pairs, Rope, RopeScaling, RopeUse};
 pub use tensor::{DeltaTensor, Input, LatentTensor, Need, NormAt, Part, Role, Spec};
 
+use serde::{Deserialize, Serialize};
+
 /// Special token ids of the model config.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecialIds {
     /// Beginning of sequence.
     pub bos: Option<u32>,

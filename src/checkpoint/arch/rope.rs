@@ -1,7 +1,9 @@
 //! Rotary position embedding: tables of frequencies, and how a layer uses one.
 
+use serde::{Deserialize, Serialize};
+
 /// A table of frequencies.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
     /// Base.
     pub theta: f64,
@@ -32,7 +34,8 @@ pub enum Pairs {
 }
 
 /// Rotary scaling rules, as transformers names them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
     /// `default`: none.
     None,
@@ -52,8 +55,11 @@ pub enum RopeScaling {
         /// Context the model was trained at first.
         original_max_position_embeddings: f64,
     },
-    /// A rule that a plan does not depend on and no pass computes, by its name.
-    Other(String),
+    /// A rule that a plan does not depend on and no pass computes.
+    Other {
+        /// What the config calls it.
+        name: String,
+    },
 }
 
 impl Rope {
@@ -65,7 +71,7 @@ impl Rope {
                 let f = self.theta.powf(-(2.0 * i as f64) / width as f64);
                 match &self.scaling {
                     // No pass gets as far: [`super::Arch::unsupported`] names the rule.
-                    RopeScaling::None | RopeScaling::Other(_) => f,
+                    RopeScaling::None | RopeScaling::Other { .. } => f,
                     RopeScaling::Linear { factor } => f / factor,
                     &RopeScaling::Llama3 {
                         factor,

@@ -13,7 +13,7 @@ impl Arch {
             (self.logits.cap.is_some(), "capped logits"),
             (self.logits.bias, "a bias on the head"),
             (self.ropes.len() > 1, "more than one table of rotations"),
-            (self.ropes.iter().any(|r| matches!(r.scaling, RopeScaling::Other(_))), "its rule of rotation"),
+            (self.ropes.iter().any(|r| matches!(r.scaling, RopeScaling::Other { .. })), "its rule of rotation"),
         ];
         first(&model)
             .or_else(|| norm(&self.final_norm))
@@ -21,7 +21,7 @@ impl Arch {
             .or_else(|| self.uneven().then_some("layers of unlike attention heads"))
     }
 
-    /// Whether layers differ in what the passes take to be the same for all: norms' epsilon and heads.
+    /// Whether layers differ in the number or the width of heads, which the passes take to be the same for all.
     fn uneven(&self) -> bool {
         let shape = |l: &Layer| l.grouped().map(|g| (g.heads, g.kv_heads, g.head_dim));
         let Some(of_first) = self.layers.first().map(shape) else { return false };
