@@ -8,10 +8,9 @@ use crate::config::RunConfig;
 use crate::device::{Kernels, shim};
 use crate::error::{Error, Result};
 use crate::model::attention::{self, Qkv};
+use crate::model::kernels::Scoring;
 use crate::model::rope::RopeTable;
-use crate::model::{
-    Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels as Ops, Whole, block_backward, block_forward,
-};
+use crate::model::{Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels as Ops, block_backward, block_forward};
 use crate::plan::made::{LLAMA3_8B, Shape, checkpoint};
 use crate::plan::work::{self, Pace};
 use std::time::Instant;
@@ -94,10 +93,11 @@ fn attention_rates(length: usize, options: (Kind, Device), timed: &Timed<'_>) ->
     let heads = |n: i64| Tensor::f_randn([1, length as i64, n, 128], options);
     let (q, k, v) = (heads(32)?, heads(8)?, heads(8)?);
     let (qkv, ops) = (Qkv { q, k, v }, Ops::of(options.1));
+    let of = Scoring::usual(128, None);
     let flop = 2.0 * (length * length * 4096) as f64;
-    let up = timed(&mut || attention::forward(ops, &qkv, None, None, false).map(drop))?;
-    let attended = attention::forward(ops, &qkv, None, None, true)?;
-    let down = timed(&mut || attention::backward(&qkv.q, &qkv, &attended, None).map(drop))?;
+    let up = timed(&mut || attention::forward(ops, &qkv, of, None, false).map(drop))?;
+    let attended = attention::forward(ops, &qkv, of, None, true)?;
+    let down = timed(&mut || attention::backward(ops, &qkv.q, &qkv, &attended, of).map(drop))?;
     Ok([flop / up, 2.5 * flop / down])
 }
 
@@ -116,7 +116,6 @@ fn expected(shape: Shape, tokens: usize, flops: f64, kernels: Kernels) -> Result
 fn config(tokens: usize) -> RunConfig {
     let mut config = RunConfig::default();
     config.data.max_length = tokens;
-    config.lora.targets = ["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).to_vec();
     config.lora.r = 16;
     config
 }
@@ -137,7 +136,7 @@ fn visits(shape: Shape, tokens: usize, device: Device, timed: &Timed<'_>) -> Res
             weights.push((role, Tensor::f_randn(shape.as_slice(), bf16)? * 0.02));
         }
     }
-    let mut weights = Whole::new(BlockWeights::from_tensors(weights));
+    let weights = BlockWeights::from_tensors(weights);
     let rope = RopeTable::new(&model.arch, 0, tokens, Kind::BFloat16, device);
     let state = [1, tokens as i64, shape.hidden as i64];
     let (x, gy) = (Tensor::f_randn(state, bf16)?, Tensor::f_randn(state, bf16)?);
@@ -151,8 +150,8 @@ fn visits(shape: Shape, tokens: usize, device: Device, timed: &Timed<'_>) -> Res
         tile: 0,
         needs_input: true,
     };
-    let up = timed(&mut || block_forward(&x, &mut weights, &context, None).map(drop))?;
-    let down = timed(&mut || block_backward(&x, &gy, &mut weights, &context, &grads).map(drop))?;
+    let up = timed(&mut || block_forward(&x, &mut &weights, &context, None).map(drop))?;
+    let down = timed(&mut || block_backward(&x, &gy, &mut &weights, &context, &grads).map(drop))?;
     Ok([up, down])
 }
 

@@ -222,6 +222,21 @@ impl Role {
         }
     }
 
+    /// The bias that belongs to a projection's weight, where a family has it.
+    #[must_use]
+    pub fn bias(self) -> Option<Role> {
+        Some(match self {
+            Role::Q => Role::QBias,
+            Role::K => Role::KBias,
+            Role::V => Role::VBias,
+            Role::O => Role::OBias,
+            Role::Gate => Role::GateBias,
+            Role::Up => Role::UpBias,
+            Role::Down => Role::DownBias,
+            _ => return None,
+        })
+    }
+
     /// `q_proj` … `down_proj` for a projection's weight, else `None`.
     #[must_use]
     pub fn lora_target(self) -> Option<&'static str> {

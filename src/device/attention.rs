@@ -14,6 +14,17 @@ pub enum AttentionKernel {
     Flash,
     /// libtorch's own choice.
     Sdpa,
+    /// Ours, which caps scores: products of a tile of queries at a time.
+    Tiled,
+}
+
+/// Scores that a tile of queries holds, of all heads and rows together.
+const TILE_SCORES: usize = 1 << 25;
+
+/// Queries of a tile of [`AttentionKernel::Tiled`] over `keys` keys, for `heads` heads of `rows` rows.
+#[must_use]
+pub fn tile_queries(rows: usize, heads: usize, keys: usize) -> usize {
+    (TILE_SCORES / rows.saturating_mul(heads).saturating_mul(keys).max(1)).max(1)
 }
 
 /// What decides it besides the row.
@@ -27,6 +38,8 @@ pub struct Attention {
     pub head_dim: usize,
     /// Deterministic kernels only.
     pub deterministic: bool,
+    /// Scores are capped, which no kernel of others does.
+    pub capped: bool,
 }
 
 impl Attention {
@@ -49,6 +62,7 @@ impl Attention {
         let card = self.capability.is_some_and(|c| matches!(c.0, 9 | 10));
         let cudnn = card && !self.deterministic && self.head_dim <= 128;
         match self.flash() {
+            _ if self.capped => AttentionKernel::Tiled,
             true if cudnn && length >= LONG_ROW && cut(length, window).is_none() => AttentionKernel::Cudnn,
             true => AttentionKernel::Flash,
             false => AttentionKernel::Sdpa,
@@ -67,6 +81,7 @@ impl Attention {
         let word = |kernel: &AttentionKernel| match kernel {
             AttentionKernel::Cudnn => "cudnn",
             AttentionKernel::Flash => "flash",
+            AttentionKernel::Tiled => "tiled",
             AttentionKernel::Sdpa if self.capability.is_some() => "sdpa",
             AttentionKernel::Sdpa => "sdpa, cpu",
         };
@@ -90,10 +105,11 @@ pub fn cut(length: usize, window: Option<usize>) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::AttentionKernel::{Cudnn, Flash, Sdpa};
+    use super::AttentionKernel::{Cudnn, Flash, Sdpa, Tiled};
     use super::*;
 
-    const HOPPER: Attention = Attention { capability: Some((9, 0)), half: true, head_dim: 128, deterministic: false };
+    const HOPPER: Attention =
+        Attention { capability: Some((9, 0)), half: true, head_dim: 128, deterministic: false, capped: false };
 
     #[test]
     fn case_fo_17a_a_window_counts_where_it_cuts_a_row() {
@@ -114,7 +130,16 @@ mod tests {
             Attention { head_dim: 20, ..HOPPER },
         ] {
             assert_eq!([1024, 8192].map(|l| other.kernel(l, None)), [Sdpa, Sdpa], "{other:?}");
+            assert_eq!(Attention { capped: true, ..other }.kernel(8192, window), Tiled);
         }
+        assert_eq!(Attention { capped: true, ..HOPPER }.kernel(8192, None), Tiled);
+    }
+
+    #[test]
+    fn a_tile_holds_as_many_queries_as_its_scores_have_room() {
+        assert_eq!(tile_queries(1, 16, 4096), 512);
+        assert_eq!([tile_queries(4, 16, 8192), tile_queries(64, 64, 1 << 20)], [64, 1]);
+        assert_eq!(tile_queries(0, 1, 0), 1 << 25);
     }
 
     #[test]
@@ -129,6 +154,8 @@ mod tests {
         assert_eq!(says(HOPPER, &[2048, 8192], &window), "cudnn, causal; flash, sliding window");
         assert_eq!(says(HOPPER, &[8192], &[None, Some(4096)]), "cudnn, causal; flash, sliding window");
         assert_eq!(says(Attention { deterministic: true, ..HOPPER }, &[2048], &window), "flash, causal");
+        let capped = Attention { capped: true, ..HOPPER };
+        assert_eq!(says(capped, &[2048, 8192], &[None, Some(4096)]), "tiled, causal; tiled, sliding window");
         let cpu = Attention { capability: None, half: false, ..HOPPER };
         assert_eq!(says(cpu, &[30], &[Some(64)]), "sdpa, cpu, causal");
         assert_eq!(says(cpu, &[300], &[Some(64)]), "sdpa, cpu, masked window");

@@ -3,12 +3,14 @@
 //! Rows are padded on the right only, so causality already hides padding from every real token and no mask is needed:
 //! the kernel stays the fast one. On a GPU the kernels are called directly, forward and backward: cuDNN's for long rows
 //! on cards that it is made for (H200, 2048 tokens: 82 and 275 us where flash attention takes 162 and 446), flash
-//! attention for others. Elsewhere libtorch's attention runs under a graph of its own over q, k and v alone.
+//! attention for others. Elsewhere libtorch's attention runs under a graph of its own over q, k and v alone. Capped scores,
+//! which none of these has, go through tiles of our own.
 
-use super::kernels::Kernels;
-use crate::device::AttentionKernel;
+use super::kernels::{Kernels, Scoring};
+use super::tiled;
 use crate::device::attention::cut;
 use crate::device::shim::{self, AttentionSaved};
+use crate::device::{Attention, AttentionKernel};
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,42 +60,41 @@ enum Saved {
     Cudnn(AttentionSaved),
     /// Leaves and output of a graph over attention alone.
     Graph(Qkv, Tensor),
+    /// Tiles compute their weights anew.
+    Tiled,
 }
 
-fn scale(q: &Tensor) -> f64 {
-    1.0 / (q.size()[3] as f64).sqrt()
-}
-
-/// Attention over the tokens of `qkv`. A key is visible if query − key < `window`.
+/// Attention over the tokens of `qkv`, scores as `of` says.
 ///
 /// With a cache (one row, forward only), the S queries are the last S positions of what it holds after appending.
 /// With `keep`, the result can go through [`backward`].
 ///
 /// # Errors
 /// A kernel refuses its inputs, or the device is out of memory.
-pub fn forward(
-    kernels: &Kernels,
-    qkv: &Qkv,
-    window: Option<usize>,
-    cache: Option<&mut KvCache>,
-    keep: bool,
-) -> Result<Attended> {
+pub fn forward(kernels: &Kernels, qkv: &Qkv, of: Scoring, cache: Option<&mut KvCache>, keep: bool) -> Result<Attended> {
     let Qkv { q, k, v } = qkv;
     let s = q.size()[1];
-    let of_width = |t: i64| cut(t as usize, window);
+    let of_width = |t: i64| Scoring { window: cut(t as usize, of.window), ..of };
     let cached = cache.map(|c| c.append(&k.transpose(1, 2), &v.transpose(1, 2)));
     let whole = cached.as_ref().is_none_or(|(k, _)| k.size()[2] == s);
-    let kernel = kernels.attention(q.kind(), q.size()[3]).kernel(s as usize, window);
+    let rule = Attention { capped: of.cap.is_some(), ..kernels.attention(q.kind(), q.size()[3]) };
+    let kernel = rule.kernel(s as usize, of.window);
+    if kernel == AttentionKernel::Tiled {
+        let kept = cached.as_ref().map(|(k, v)| (k.transpose(1, 2), v.transpose(1, 2)));
+        let (k, v) = kept.as_ref().map_or((k, v), |(k, v)| (k, v));
+        let saved = if keep { Saved::Tiled } else { Saved::Nothing };
+        return Ok(Attended { out: tiled::forward(kernels, [q, k, v], of, None)?, saved });
+    }
     if whole
         && kernel == AttentionKernel::Cudnn
-        && let Some(saved) = cudnn(|| shim::cudnn_forward(q, k, v, scale(q), keep))?
+        && let Some(saved) = cudnn(|| shim::cudnn_forward(q, k, v, of.scale, keep))?
     {
         let out = saved[0].shallow_clone();
         return Ok(Attended { out, saved: if keep { Saved::Cudnn(saved) } else { Saved::Nothing } });
     }
     // cuDNN may have refused.
     if whole && kernel != AttentionKernel::Sdpa {
-        let saved = shim::flash_forward(q, k, v, scale(q), of_width(s))?;
+        let saved = shim::flash_forward(q, k, v, of.scale, of_width(s).window)?;
         let out = saved[0].shallow_clone();
         return Ok(Attended { out, saved: if keep { Saved::Flash(saved) } else { Saved::Nothing } });
     }
@@ -118,26 +119,27 @@ pub fn forward(
 ///
 /// # Errors
 /// `attended` was not kept for it, or the device is out of memory.
-pub fn backward(dout: &Tensor, qkv: &Qkv, attended: &Attended, window: Option<usize>) -> Result<Qkv> {
+pub fn backward(kernels: &Kernels, dout: &Tensor, qkv: &Qkv, attended: &Attended, of: Scoring) -> Result<Qkv> {
     match &attended.saved {
         Saved::Nothing => Err(Error::run("attention was not kept for a backward pass")),
         Saved::Flash(saved) => {
-            let window = cut(qkv.q.size()[1] as usize, window);
+            let window = cut(qkv.q.size()[1] as usize, of.window);
             let qkv = [&qkv.q, &qkv.k, &qkv.v];
-            let [q, k, v] = shim::flash_backward(dout, qkv, saved, scale(qkv[0]), window)?;
+            let [q, k, v] = shim::flash_backward(dout, qkv, saved, of.scale, window)?;
             Ok(Qkv { q, k, v })
         }
         Saved::Cudnn(saved) => {
             let qkv = [&qkv.q, &qkv.k, &qkv.v];
-            let [q, k, v] = match cudnn(|| shim::cudnn_backward(dout, qkv, saved, scale(qkv[0])))? {
+            let [q, k, v] = match cudnn(|| shim::cudnn_backward(dout, qkv, saved, of.scale))? {
                 Some(grads) => grads,
                 None => {
-                    let saved = shim::flash_forward(qkv[0], qkv[1], qkv[2], scale(qkv[0]), None)?;
-                    shim::flash_backward(dout, qkv, &saved, scale(qkv[0]), None)?
+                    let saved = shim::flash_forward(qkv[0], qkv[1], qkv[2], of.scale, None)?;
+                    shim::flash_backward(dout, qkv, &saved, of.scale, None)?
                 }
             };
             Ok(Qkv { q, k, v })
         }
+        Saved::Tiled => tiled::backward(kernels, dout, [&qkv.q, &qkv.k, &qkv.v], of, None),
         Saved::Graph(leaves, out) => {
             let got = shim::grad(&[out], &[dout], &[&leaves.q, &leaves.k, &leaves.v])?;
             let mut got = got.into_iter().map(|g| g.map(|g| g.contiguous()));
@@ -173,7 +175,7 @@ pub fn refusal() -> Option<&'static str> {
 }
 
 /// libtorch's attention of q `[B, heads, S, D]` over k, v `[B, kv_heads, T, D]` → `[B, S, heads, D]`, dense.
-fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<usize>) -> Result<Tensor> {
+fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, of: Scoring) -> Result<Tensor> {
     let (_, heads, s, _) = q.size4()?;
     let (_, kv_heads, t, _) = k.size4()?;
     let cuda = q.device().is_cuda();
@@ -184,11 +186,10 @@ fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<usize>) -> Result<Ten
         let group = heads / kv_heads;
         (k.repeat_interleave_self_int(group, 1, None), v.repeat_interleave_self_int(group, 1, None))
     };
-    let mask = (window.is_some() || (s > 1 && s != t)).then(|| visible(s, t, window, q));
+    let mask = (of.window.is_some() || (s > 1 && s != t)).then(|| visible(s, t, of.window, q));
     let causal = mask.is_none() && s > 1;
-    let scale = 1.0 / (q.size()[3] as f64).sqrt();
     let grouped = cuda && heads != kv_heads;
-    let out = Tensor::f_scaled_dot_product_attention(q, &k, &v, mask.as_ref(), 0.0, causal, scale, grouped)?;
+    let out = Tensor::f_scaled_dot_product_attention(q, &k, &v, mask.as_ref(), 0.0, causal, of.scale, grouped)?;
     Ok(out.transpose(1, 2).contiguous())
 }
 

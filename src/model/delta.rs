@@ -56,6 +56,21 @@ impl GroupView {
         });
         views.collect()
     }
+
+    /// Number of an adapted projection in the group.
+    fn member(&self, role: Role) -> Option<(usize, &Member)> {
+        self.members.iter().enumerate().find(|(_, m)| m.role == role)
+    }
+
+    /// Columns of member `i` in `low` `[T, k·r]`.
+    fn columns(&self, low: &Tensor, i: usize) -> Tensor {
+        low.narrow(1, i as i64 * self.r, self.r)
+    }
+
+    /// Rows of member `i` in stacked A's.
+    fn rows(&self, a: &Tensor, i: usize) -> Tensor {
+        a.narrow(0, i as i64 * self.r, self.r)
+    }
 }
 
 /// The adapted projections of one block during one visit of one micro-batch.
@@ -73,132 +88,164 @@ pub struct BlockAdapter<'a> {
     pub mask: (u64, u64, usize),
 }
 
-impl<'a> BlockAdapter<'a> {
-    /// The adapted projections of `group`, if it has any.
-    #[must_use]
-    pub fn group(&'a self, group: Group, kernels: &'a Kernels) -> Option<Delta<'a>> {
-        let view = self.groups.iter().find(|v| v.group == group)?;
-        Some(Delta { view, adapter: self, kernels })
+impl BlockAdapter<'_> {
+    /// A mask's key, and the number of its first element for an input of `width` from token `first`.
+    fn mask(&self, role: Role, first: i64, width: i64) -> (MaskKey, u64) {
+        let (seed, step, micro_batch) = self.mask;
+        (MaskKey::new(seed, step, micro_batch, self.block, role as usize), (first * width) as u64)
     }
 }
 
-/// One group at work. Rows are tokens; `first` is the number of an input's first token in the micro-batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Delta<'a> {
+/// The tuned part of the projections of one input, over the tokens from one on: low activations and their gradients are
+/// kept here on the way. Where none of them is adapted, every operation does nothing.
+#[derive(Debug)]
+pub struct Tuned<'a>(Option<Delta<'a>>);
+
+/// One group at work.
+#[derive(Debug)]
+struct Delta<'a> {
     view: &'a GroupView,
     adapter: &'a BlockAdapter<'a>,
     kernels: &'a Kernels,
+    /// Number of the input's first token in the micro-batch.
+    first: i64,
+    /// dropout(x)·Aᵀ of every member, `[T, k·r]`.
+    low: Option<Tensor>,
+    /// Its gradient.
+    dlow: Option<Tensor>,
 }
 
-impl Delta<'_> {
-    /// Number of an adapted projection in the group.
-    fn member(&self, role: Role) -> Option<(usize, &Member)> {
-        self.view.members.iter().enumerate().find(|(_, m)| m.role == role)
+impl<'a> Tuned<'a> {
+    /// The adapted projections of `group` for an input that begins with token `first` of its micro-batch.
+    #[must_use]
+    pub fn new(adapter: Option<&'a BlockAdapter<'a>>, group: Group, kernels: &'a Kernels, first: i64) -> Tuned<'a> {
+        Tuned(adapter.and_then(|adapter| {
+            let view = adapter.groups.iter().find(|v| v.group == group)?;
+            Some(Delta { view, adapter, kernels, first, low: None, dlow: None })
+        }))
     }
 
-    /// Columns of member `i` in `low` `[T, k·r]`.
-    fn columns(&self, low: &Tensor, i: usize) -> Tensor {
-        low.narrow(1, i as i64 * self.view.r, self.view.r)
+    /// Whether there is anything to train.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        self.0.is_some()
     }
 
-    /// Rows of member `i` in stacked A's.
-    fn rows(&self, a: &Tensor, i: usize) -> Tensor {
-        a.narrow(0, i as i64 * self.view.r, self.view.r)
-    }
-
-    /// A mask's key, and the number of its first element for an input of `width` from token `first`.
-    fn mask(&self, role: Role, first: i64, width: i64) -> (MaskKey, u64) {
-        let (seed, step, micro_batch) = self.adapter.mask;
-        (MaskKey::new(seed, step, micro_batch, self.adapter.block, role as usize), (first * width) as u64)
-    }
-
-    /// Room for the low activations of `tokens` tokens, or for their gradient: `[tokens, k·r]`.
+    /// Takes the input `x` `[T, in]` of the projections.
     ///
     /// # Errors
     /// The device is out of memory.
-    pub fn room(&self, tokens: i64) -> Result<Tensor> {
+    pub fn enter(&mut self, x: &Tensor) -> Result<()> {
+        if let Some(d) = &mut self.0 {
+            d.low = Some(d.squeeze(x)?);
+        }
+        Ok(())
+    }
+
+    /// y += s·low·Bᵀ for projection `role`, if it is adapted; the input has been taken.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn add(&self, role: Role, y: &Tensor) -> Result<()> {
+        let Some(Delta { view, adapter, low: Some(low), .. }) = &self.0 else { return Ok(()) };
+        match view.member(role) {
+            Some((i, m)) => gemm(y, &view.columns(low, i), &m.b_t, 1.0, adapter.scale),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the gradients of the projections' outputs: dlow = s·dy·B.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn pull(&mut self, dys: &[(Role, &Tensor)]) -> Result<()> {
+        let (Some(d), Some((_, dy))) = (&mut self.0, dys.first()) else { return Ok(()) };
+        let dlow = d.room(dy.size()[0])?;
+        for (role, dy) in dys {
+            if let Some((i, m)) = d.view.member(*role) {
+                gemm(&d.view.columns(&dlow, i), dy, &m.b, 0.0, d.adapter.scale)?;
+            }
+        }
+        d.dlow = Some(dlow);
+        Ok(())
+    }
+
+    /// dx += mask·(dlow·A), over every adapted projection; the outputs' gradients have been taken.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn input_grad(&self, dx: &Tensor) -> Result<()> {
+        let Some(Delta { view, adapter, kernels, first, dlow: Some(dlow), .. }) = &self.0 else { return Ok(()) };
+        if adapter.dropout == 0.0 {
+            return gemm(dx, dlow, &view.a, 1.0, 1.0);
+        }
+        for (i, member) in view.members.iter().enumerate() {
+            let (key, from) = adapter.mask(member.role, *first, dx.size()[1]);
+            let masked = view.columns(dlow, i).f_mm(&view.rows(&view.a, i))?;
+            kernels.dropout_add(dx, &masked, adapter.dropout, key, from)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the gradients of A and B to the flat gradient: dB += s·dyᵀ·low, dA += dlowᵀ·dropout(x).
+    ///
+    /// The outputs' gradients have been taken. Where the input hasn't, or its low activations weren't kept, they are made
+    /// of `x`.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn grads(&self, dys: &[(Role, &Tensor)], x: &Tensor, grads: &Tensor) -> Result<()> {
+        let Some(d @ Delta { dlow: Some(dlow), .. }) = &self.0 else { return Ok(()) };
+        let made = if d.low.is_none() { Some(d.squeeze(x)?) } else { None };
+        if let Some(low) = d.low.as_ref().or(made.as_ref()) {
+            for (role, dy) in dys {
+                d.b_grad(*role, dy, low, grads)?;
+            }
+        }
+        drop(made);
+        d.a_grad(dlow, x, grads)
+    }
+}
+
+impl Delta<'_> {
+    /// Room for the low activations of `tokens` tokens, or for their gradient: `[tokens, k·r]`.
+    fn room(&self, tokens: i64) -> Result<Tensor> {
         Ok(Tensor::f_empty([tokens, self.view.a.size()[0]], (self.view.a.kind(), self.view.a.device()))?)
     }
 
     /// dropout(x)·Aᵀ of every member: x `[T, in]` → `[T, k·r]`.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn squeeze(&self, x: &Tensor, first: i64) -> Result<Tensor> {
+    fn squeeze(&self, x: &Tensor) -> Result<Tensor> {
         if self.adapter.dropout == 0.0 {
             return Ok(x.f_mm(&self.view.a_t)?);
         }
         let low = self.room(x.size()[0])?;
         for (i, member) in self.view.members.iter().enumerate() {
-            let (key, from) = self.mask(member.role, first, x.size()[1]);
+            let (key, from) = self.adapter.mask(member.role, self.first, x.size()[1]);
             let x = self.kernels.dropout(x, self.adapter.dropout, key, from)?;
-            gemm(&self.columns(&low, i), &x, &self.rows(&self.view.a, i).tr(), 0.0, 1.0)?;
+            gemm(&self.view.columns(&low, i), &x, &self.view.rows(&self.view.a, i).tr(), 0.0, 1.0)?;
         }
         Ok(low)
     }
 
-    /// y += s·low·Bᵀ for projection `role`, if it is adapted.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn expand(&self, role: Role, low: &Tensor, y: &Tensor) -> Result<()> {
-        match self.member(role) {
-            Some((i, m)) => gemm(y, &self.columns(low, i), &m.b_t, 1.0, self.adapter.scale),
-            None => Ok(()),
-        }
-    }
-
-    /// dlow = s·dy·B for projection `role`, if it is adapted.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn low_grad(&self, role: Role, dy: &Tensor, dlow: &Tensor) -> Result<()> {
-        match self.member(role) {
-            Some((i, m)) => gemm(&self.columns(dlow, i), dy, &m.b, 0.0, self.adapter.scale),
-            None => Ok(()),
-        }
-    }
-
-    /// dB += s·dyᵀ·low for projection `role`, if it is adapted; `grads` is the flat gradient.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn b_grad(&self, role: Role, dy: &Tensor, low: &Tensor, grads: &Tensor) -> Result<()> {
-        let Some((i, m)) = self.member(role) else { return Ok(()) };
+    /// dB += s·dyᵀ·low for projection `role`, if it is adapted.
+    fn b_grad(&self, role: Role, dy: &Tensor, low: &Tensor, grads: &Tensor) -> Result<()> {
+        let Some((i, m)) = self.view.member(role) else { return Ok(()) };
         let place = grads.narrow(0, m.at as i64, m.b.numel() as i64).view_as(&m.b);
-        gemm_f32(&place, &dy.tr(), &self.columns(low, i), self.adapter.scale)
+        gemm_f32(&place, &dy.tr(), &self.view.columns(low, i), self.adapter.scale)
     }
 
-    /// dx += mask·(dlow·A), over every member.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn input_grad(&self, dlow: &Tensor, dx: &Tensor, first: i64) -> Result<()> {
-        if self.adapter.dropout == 0.0 {
-            return gemm(dx, dlow, &self.view.a, 1.0, 1.0);
-        }
-        for (i, member) in self.view.members.iter().enumerate() {
-            let (key, from) = self.mask(member.role, first, dx.size()[1]);
-            let masked = self.columns(dlow, i).f_mm(&self.rows(&self.view.a, i))?;
-            self.kernels.dropout_add(dx, &masked, self.adapter.dropout, key, from)?;
-        }
-        Ok(())
-    }
-
-    /// dA += dlowᵀ·dropout(x), over every member; `grads` is the flat gradient.
-    ///
-    /// # Errors
-    /// The device is out of memory.
-    pub fn a_grad(&self, dlow: &Tensor, x: &Tensor, first: i64, grads: &Tensor) -> Result<()> {
+    /// dA += dlowᵀ·dropout(x), over every member.
+    fn a_grad(&self, dlow: &Tensor, x: &Tensor, grads: &Tensor) -> Result<()> {
         debug_assert_eq!(grads.kind(), Kind::Float, "gradients gather in f32");
-        let place = grads.narrow(0, self.view.at as i64, self.view.a.numel() as i64).view_as(&self.view.a);
+        let view = self.view;
+        let place = grads.narrow(0, view.at as i64, view.a.numel() as i64).view_as(&view.a);
         if self.adapter.dropout == 0.0 {
             return gemm_f32(&place, &dlow.tr(), x, 1.0);
         }
-        for (i, member) in self.view.members.iter().enumerate() {
-            let (key, from) = self.mask(member.role, first, x.size()[1]);
+        for (i, member) in view.members.iter().enumerate() {
+            let (key, from) = self.adapter.mask(member.role, self.first, x.size()[1]);
             let x = self.kernels.dropout(x, self.adapter.dropout, key, from)?;
-            gemm_f32(&self.rows(&place, i), &self.columns(dlow, i).tr(), &x, 1.0)?;
+            gemm_f32(&view.rows(&place, i), &view.columns(dlow, i).tr(), &x, 1.0)?;
         }
         Ok(())
     }

@@ -1,108 +1,57 @@
-//! The SwiGLU half of a block, forward and backward, over all tokens or in token chunks.
+//! The gated feed-forward as an operation on the residual stream, forward and back, over all tokens or in token chunks.
 //!
 //! Its three tensors of the intermediate width are the largest of a block: gradients are written over the activations
 //! they belong to, and chunks make all three small.
 
-use super::block::{BlockContext, linear};
-use super::delta::Delta;
+use super::block::BlockContext;
+use super::delta::Tuned;
+use super::linear::{Linear, Sum};
 use super::lora::Group;
-use super::weights::{BlockWeights, Weights};
+use super::weights::{GiveBack, Weights};
+use crate::checkpoint::arch::Act;
 use crate::checkpoint::{Part, Role};
-use crate::device::shim::gemm;
 use crate::error::Result;
-use std::rc::Rc;
 use tch::Tensor;
 
-/// The weights of the feed-forward: taken use by use, or once for a loop over chunks.
-struct Parts<'a> {
-    weights: &'a mut dyn Weights,
-    held: Vec<(Part, Rc<BlockWeights>)>,
+/// The activation of every family that trains.
+const ACT: Act = Act::Silu;
+
+/// Runs `run(first, length, weights)` on the tokens of a chunk each, `tile` at a time (0 = all in one). Parts are taken use
+/// by use; around a loop over chunks, once and together.
+fn by_chunks(
+    tokens: i64,
+    tile: usize,
+    weights: &mut dyn Weights,
+    order: GiveBack,
+    run: &mut dyn FnMut(i64, i64, &mut dyn Weights) -> Result<()>,
+) -> Result<()> {
+    if tile == 0 {
+        return run(0, tokens, weights);
+    }
+    let step = (tile as i64).min(tokens).max(1);
+    weights.with(&[Part::Gate, Part::Up, Part::Down], order, &mut |mut held| {
+        (0..tokens).step_by(step as usize).try_for_each(|at| run(at, step.min(tokens - at), &mut held))
+    })
 }
 
-impl<'a> Parts<'a> {
-    fn open(weights: &'a mut dyn Weights, tile: usize) -> Result<Parts<'a>> {
-        let mut held = Vec::new();
-        if tile > 0 {
-            for part in [Part::Gate, Part::Up, Part::Down] {
-                held.push((part, weights.take(part)?));
-            }
-        }
-        Ok(Parts { weights, held })
-    }
-
-    /// Runs one use of `part`.
-    fn with<T>(&mut self, part: Part, f: impl FnOnce(&BlockWeights) -> Result<T>) -> Result<T> {
-        if let Some((_, held)) = self.held.iter().find(|(p, _)| *p == part) {
-            return f(held);
-        }
-        let taken = self.weights.take(part)?;
-        let out = f(&taken)?;
-        drop(taken);
-        self.weights.done(part)?;
-        Ok(out)
-    }
-
-    /// Gives back what a loop held, in `order`.
-    fn close(mut self, order: [Part; 3]) -> Result<()> {
-        let held = !self.held.is_empty();
-        self.held.clear();
-        if held {
-            for part in order {
-                self.weights.done(part)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// `(first, length)` of each chunk of `tokens`.
-fn chunks(tokens: i64, tile: usize) -> Vec<(i64, i64)> {
-    let step = if tile == 0 { tokens } else { (tile as i64).min(tokens) }.max(1);
-    (0..tokens).step_by(step as usize).map(|at| (at, step.min(tokens - at))).collect()
-}
-
-/// Gate and up of `h` `[T, H]` from token `first` → two `[T, I]`, and the adapter's low activations.
-fn gate_up(
-    h: &Tensor,
-    first: i64,
-    parts: &mut Parts<'_>,
-    delta: Option<Delta<'_>>,
-) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    let low = delta.map(|d| d.squeeze(h, first)).transpose()?;
-    let mut project = |part, role, bias| {
-        let y = parts.with(part, |w| linear(h, w.must(role), w.get(bias)))?;
-        if let (Some(d), Some(low)) = (delta, &low) {
-            d.expand(role, low, &y)?;
-        }
-        Ok::<Tensor, crate::error::Error>(y)
-    };
-    let gate = project(Part::Gate, Role::Gate, Role::GateBias)?;
-    let up = project(Part::Up, Role::Up, Role::UpBias)?;
-    Ok((gate, up, low))
+/// Gate and up of `h` `[T, H]` → two `[T, I]`.
+fn gate_up(h: &Tensor, weights: &mut dyn Weights, tuned: &mut Tuned<'_>) -> Result<[Tensor; 2]> {
+    tuned.enter(h)?;
+    let mut project = |part, role| weights.using(part, |w| Linear::of(w, role).forward(h, Sum::New, tuned));
+    Ok([project(Part::Gate, Role::Gate)?, project(Part::Up, Role::Up)?])
 }
 
 /// Adds the feed-forward of `h` (the normed `x`) to `x`, in place; both `[T, H]`.
 pub(super) fn forward(x: &Tensor, h: &Tensor, weights: &mut dyn Weights, context: &BlockContext<'_>) -> Result<()> {
-    let chunks = chunks(x.size()[0], context.tile);
-    let mut parts = Parts::open(weights, context.tile)?;
-    let (delta, down_delta) = (context.delta(Group::GateUp), context.delta(Group::Down));
-    for (at, len) in chunks {
+    by_chunks(x.size()[0], context.tile, weights, GiveBack::FirstTaken, &mut |at, len, weights| {
         let (x, h) = (x.narrow(0, at, len), h.narrow(0, at, len));
-        let (act, up, _) = gate_up(&h, at, &mut parts, delta)?;
-        context.kernels.swiglu(&act, &up)?;
+        let [act, up] = gate_up(&h, weights, &mut context.tuned(Group::GateUp, at))?;
+        context.kernels.glu(ACT, &act, &up)?;
         drop(up);
-        parts.with(Part::Down, |w| {
-            gemm(&x, &act, &w.must(Role::Down).tr(), 1.0, 1.0)?;
-            if let Some(bias) = w.get(Role::DownBias) {
-                let _ = x.shallow_clone().f_add_(bias)?;
-            }
-            Ok(())
-        })?;
-        if let Some(d) = down_delta {
-            d.expand(Role::Down, &d.squeeze(&act, at)?, &x)?;
-        }
-    }
-    parts.close([Part::Gate, Part::Up, Part::Down])
+        let mut tuned = context.tuned(Group::Down, at);
+        tuned.enter(&act)?;
+        weights.using(Part::Down, |w| Linear::of(w, Role::Down).forward(&act, Sum::Into(&x), &tuned).map(drop))
+    })
 }
 
 /// Recomputes from `h` `[T, H]` and goes back from `dy` `[T, H]`: adds the adapter's gradients to `grads`, and returns
@@ -117,53 +66,40 @@ pub(super) fn backward(
     grads: &Tensor,
     wanted: bool,
 ) -> Result<Option<Tensor>> {
-    let chunks = chunks(h.size()[0], context.tile);
-    let mut parts = Parts::open(weights, context.tile)?;
-    let (delta, down_delta) = (context.delta(Group::GateUp), context.delta(Group::Down));
     let mut dh_all = None;
-    for (at, len) in chunks {
+    by_chunks(h.size()[0], context.tile, weights, GiveBack::LastTaken, &mut |at, len, weights| {
         let (dy, h_rows) = (dy.narrow(0, at, len), h.narrow(0, at, len));
-        let (gate, up, low) = gate_up(&h_rows, at, &mut parts, delta)?;
-        let da = parts.with(Part::Down, |w| Ok(dy.f_mm(w.must(Role::Down))?))?;
-        let down_dlow = down_delta.map(|d| -> Result<Tensor> {
-            let dlow = d.room(len)?;
-            d.low_grad(Role::Down, &dy, &dlow)?;
-            d.input_grad(&dlow, &da, at)?;
-            Ok(dlow)
-        });
-        let down_dlow = down_dlow.transpose()?;
-        context.kernels.swiglu_backward(&gate, &up, &da, down_dlow.is_some())?;
-        let (dgate, dup) = (gate, up);
-        if let (Some(d), Some(dlow)) = (down_delta, &down_dlow) {
-            // What was the activation's gradient is the activation now.
-            d.b_grad(Role::Down, &dy, &d.squeeze(&da, at)?, grads)?;
-            d.a_grad(dlow, &da, at, grads)?;
-        }
-        drop(da);
+        let mut tuned = context.tuned(Group::GateUp, at);
+        let [gate, up] = gate_up(&h_rows, weights, &mut tuned)?;
+        let mut down = context.tuned(Group::Down, at);
+        let d_out = [(Role::Down, &dy)];
+        let da = weights.using(Part::Down, |w| Linear::of(w, Role::Down).back(&dy, Sum::New))?;
+        down.pull(&d_out)?;
+        down.input_grad(&da)?;
+        context.kernels.glu_backward(ACT, &gate, &up, &da, down.is_any())?;
+        // What was the activation's gradient is the activation now, and gate and up are their gradients.
+        down.grads(&d_out, &da, grads)?;
+        drop((da, down));
 
         if wanted && dh_all.is_none() {
             dh_all = Some(Tensor::f_empty(h.size(), (h.kind(), h.device()))?);
         }
-        let dh = dh_all.as_ref().map(|t| t.narrow(0, at, len));
-        let dlow = delta.map(|d| d.room(len)).transpose()?;
-        let uses = [(Part::Up, Role::Up, &dup, 0.0), (Part::Gate, Role::Gate, &dgate, 1.0)];
-        for (part, role, d_out, beta) in uses {
-            parts.with(part, |w| match &dh {
-                Some(dh) => gemm(dh, d_out, w.must(role), beta, 1.0),
+        let dh = dh_all.as_ref().map(|t: &Tensor| t.narrow(0, at, len));
+        let d_outs = [(Role::Up, &up), (Role::Gate, &gate)];
+        tuned.pull(&d_outs)?;
+        for (part, (role, d_out)) in [Part::Up, Part::Gate].into_iter().zip(d_outs) {
+            weights.using(part, |w| match &dh {
+                Some(dh) => {
+                    let sum = if part == Part::Up { Sum::Over(dh) } else { Sum::Into(dh) };
+                    Linear::of(w, role).back(d_out, sum).map(drop)
+                }
                 None => Ok(()),
             })?;
-            if let (Some(d), Some(low), Some(dlow)) = (delta, &low, &dlow) {
-                d.low_grad(role, d_out, dlow)?;
-                d.b_grad(role, d_out, low, grads)?;
-            }
         }
-        if let (Some(d), Some(dlow)) = (delta, &dlow) {
-            if let Some(dh) = &dh {
-                d.input_grad(dlow, dh, at)?;
-            }
-            d.a_grad(dlow, &h_rows, at, grads)?;
+        if let Some(dh) = &dh {
+            tuned.input_grad(dh)?;
         }
-    }
-    parts.close([Part::Down, Part::Up, Part::Gate])?;
+        tuned.grads(&d_outs, &h_rows, grads)
+    })?;
     Ok(dh_all)
 }

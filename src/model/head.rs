@@ -1,59 +1,70 @@
 //! Head and loss with the backward in the same pass: no `tokens × vocabulary` tensor ever exists.
 //!
 //! The head is frozen, so only the gradient of its input is made: dL/dh = (softmax(h·Wᵀ) − onehot)·W, L the sum of the
-//! token losses. The mean's factor is not in it: f16 can't hold a gradient divided by thousands of tokens. A head on the
-//! device goes in token chunks ([`head_loss`]); one that streams comes in vocabulary chunks, each used once
+//! token losses. What the losses are worth (a mean's factor, weights of rows) is not in it: that is the objective's. A head
+//! on the device goes in token chunks ([`head_loss`]); one that streams comes in vocabulary chunks, each used once
 //! ([`OnlineHead`]).
 
-use super::kernels::{Kernels, OnlineRows};
+use super::kernels::{Kernels, OnlineRows, cap_slope};
 use crate::device::shim::{gemm, gemm_f32};
 use crate::error::Result;
 use tch::{Kind, Tensor};
 
-/// Sum of token losses, and the gradient of the hidden states when asked for.
+/// The loss of each token, and the gradient of the hidden states when asked for.
 #[derive(Debug)]
 pub struct HeadLoss {
-    /// Sum over trained tokens, f64 scalar on the device.
-    pub loss_sum: Tensor,
-    /// `[N, H]`, of the loss sum.
+    /// Negative log-likelihood of each label, `[N]` f32 on the device.
+    pub nll: Tensor,
+    /// Gradient of the sum of `nll`, `[N, H]`: row `n` is that of `nll[n]`.
     pub grad: Option<Tensor>,
 }
 
-/// Cross-entropy of `hidden` `[N, H]` (after the final norm) against `labels` `[N]` (Int64; all must be real tokens).
-///
-/// `head` is `[V, H]`. With `wanted` the gradient is made too; `chunk` tokens are in flight at a time, their logits in the
-/// compute type only. `heard` is asked before each chunk.
+/// What the head is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Hidden states after the final norm, `[N, H]`.
+    pub hidden: &'a Tensor,
+    /// The token that follows each, `[N]` (Int64; all must be real tokens).
+    pub labels: &'a Tensor,
+    /// Logits are cap·tanh(product / cap).
+    pub cap: Option<f64>,
+    /// The gradient is made too.
+    pub wanted: bool,
+    /// Tokens whose logits are in flight at a time.
+    pub tokens: usize,
+}
+
+/// Cross-entropy of each state against its label, with a head `[V, H]` that is there as a whole. Logits are in the compute
+/// type only. `heard` is asked before each chunk of tokens.
 ///
 /// # Errors
 /// The device is out of memory; what `heard` says.
 pub fn head_loss(
     kernels: &Kernels,
-    hidden: &Tensor,
-    labels: &Tensor,
+    asked: Asked<'_>,
     head: &Tensor,
-    wanted: bool,
-    chunk: usize,
     heard: &dyn Fn() -> Result<()>,
 ) -> Result<HeadLoss> {
     let _no_grad = tch::no_grad_guard();
+    let Asked { hidden, labels, cap, wanted, tokens } = asked;
     let n = hidden.size()[0];
-    let chunk = (chunk.max(1) as i64).min(n);
+    let chunk = (tokens.max(1) as i64).min(n);
     let options = (hidden.kind(), hidden.device());
     let room = Tensor::f_empty([chunk, head.size()[0]], options)?;
     let grad = wanted.then(|| Tensor::f_empty(hidden.size(), options)).transpose()?;
-    let losses = Tensor::f_empty([n], (Kind::Float, hidden.device()))?;
+    let nll = Tensor::f_empty([n], (Kind::Float, hidden.device()))?;
     for at in (0..n).step_by(chunk.max(1) as usize) {
         heard()?;
         let len = chunk.min(n - at);
         let logits = room.narrow(0, 0, len);
         gemm(&logits, &hidden.narrow(0, at, len), &head.tr(), 0.0, 1.0)?;
-        let loss = kernels.cross_entropy(&logits, &labels.narrow(0, at, len), grad.is_some())?;
-        losses.narrow(0, at, len).copy_(&loss);
+        let loss = kernels.cross_entropy(&logits, &labels.narrow(0, at, len), cap, grad.is_some())?;
+        nll.narrow(0, at, len).copy_(&loss);
         if let Some(grad) = &grad {
             gemm(&grad.narrow(0, at, len), &logits, head, 0.0, 1.0)?;
         }
     }
-    Ok(HeadLoss { loss_sum: losses.f_sum(Kind::Double)?, grad })
+    Ok(HeadLoss { nll, grad })
 }
 
 /// The same loss with the head handed in by vocabulary chunks, each row once and in any split.
@@ -67,6 +78,7 @@ pub struct OnlineHead<'a> {
     hidden: Tensor,
     /// `[N]`
     labels: Tensor,
+    cap: Option<f64>,
     /// Tokens whose logits are in flight.
     tokens: i64,
     rows: OnlineRows,
@@ -77,19 +89,12 @@ pub struct OnlineHead<'a> {
 }
 
 impl<'a> OnlineHead<'a> {
-    /// Starts on `hidden` `[N, H]` (after the final norm) and `labels` `[N]` (Int64; all must be real tokens).
-    ///
-    /// With `wanted` the gradient is made too. `tokens` are in flight at a time.
+    /// Starts on what is `asked`.
     ///
     /// # Errors
     /// The device is out of memory.
-    pub fn new(
-        kernels: &'a Kernels,
-        hidden: &Tensor,
-        labels: &Tensor,
-        wanted: bool,
-        tokens: usize,
-    ) -> Result<OnlineHead<'a>> {
+    pub fn new(kernels: &'a Kernels, asked: Asked<'_>) -> Result<OnlineHead<'a>> {
+        let Asked { hidden, labels, cap, wanted, tokens } = asked;
         let (n, device) = (hidden.size()[0], hidden.device());
         let pull = wanted.then(|| -> Result<(Tensor, Tensor)> {
             let sum = Tensor::f_zeros(hidden.size(), (Kind::Float, device))?;
@@ -99,6 +104,7 @@ impl<'a> OnlineHead<'a> {
             kernels,
             hidden: hidden.detach(),
             labels: labels.shallow_clone(),
+            cap,
             tokens: (tokens.max(1) as i64).min(n.max(1)),
             rows: OnlineRows::new(n, device)?,
             pull: pull.transpose()?,
@@ -125,7 +131,7 @@ impl<'a> OnlineHead<'a> {
             let (logits, rows) = (room.narrow(0, 0, len), self.rows.narrow(at, len));
             gemm(&logits, &self.hidden.narrow(0, at, len), &w.tr(), 0.0, 1.0)?;
             let labels = self.labels.narrow(0, at, len);
-            self.kernels.online_softmax(&logits, &labels, &rows, first, self.pull.is_some())?;
+            self.kernels.online_softmax(&logits, &labels, &rows, first, self.cap, self.pull.is_some())?;
             if let Some((sum, _)) = &self.pull {
                 let mut sum = sum.narrow(0, at, len);
                 let _ = sum.f_mul_(&rows.scale.unsqueeze(1))?;
@@ -146,15 +152,19 @@ impl<'a> OnlineHead<'a> {
     pub fn finish(self) -> Result<HeadLoss> {
         let _no_grad = tch::no_grad_guard();
         let rows = &self.rows;
-        let losses = &rows.max + rows.sum.log() - &rows.picked;
+        let nll = &rows.max + rows.sum.log() - &rows.picked;
         let grad = match self.pull {
-            Some((mut sum, picked)) => {
+            Some((mut sum, mut picked)) => {
+                if let Some(cap) = self.cap {
+                    let slope = cap_slope(&rows.picked, cap).to_kind(picked.kind());
+                    let _ = picked.f_mul_(&slope.unsqueeze(1))?;
+                }
                 let _ = sum.f_div_(&rows.sum.unsqueeze(1))?.f_sub_(&picked)?;
                 Some(sum.to_kind(self.hidden.kind()))
             }
             None => None,
         };
-        Ok(HeadLoss { loss_sum: losses.f_sum(Kind::Double)?, grad })
+        Ok(HeadLoss { nll, grad })
     }
 }
 
@@ -164,8 +174,10 @@ mod tests {
     use crate::device::shim;
     use tch::Device;
 
+    const CAPS: [Option<f64>; 2] = [None, Some(7.0)];
+
     /// Hidden states, head, labels, and autograd's loss sum and its gradient.
-    fn case() -> (Tensor, Tensor, Tensor, f64, Tensor) {
+    fn case(cap: Option<f64>) -> (Tensor, Tensor, Tensor, f64, Tensor) {
         let _ = shim::init();
         tch::manual_seed(1);
         let opts = (Kind::Float, Device::Cpu);
@@ -173,22 +185,32 @@ mod tests {
         let head = Tensor::randn([33, 16], opts);
         let labels = Tensor::from_slice(&[0_i64, 5, 32, 7, 7, 1, 2]);
         let x = hidden.detach().set_requires_grad(true);
-        let reference =
-            x.matmul(&head.tr()).cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
+        let products = x.matmul(&head.tr());
+        let logits = cap.map_or(products.shallow_clone(), |cap| (products / cap).tanh() * cap);
+        let reference = logits.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::Sum, -100, 0.0);
         let want = shim::grad(&[&reference], &[&Tensor::from(1.0_f32)], &[&x]).unwrap().remove(0).unwrap();
         (hidden, head, labels, reference.double_value(&[]), want)
     }
 
+    fn asked<'a>(hidden: &'a Tensor, labels: &'a Tensor, wanted: bool) -> Asked<'a> {
+        Asked { hidden, labels, cap: None, wanted, tokens: 4 }
+    }
+
+    fn sum(loss: &HeadLoss) -> f64 {
+        loss.nll.sum(Kind::Double).double_value(&[])
+    }
+
     fn check(what: &str, got: &HeadLoss, loss: f64, want: &Tensor) {
-        let difference = (got.loss_sum.double_value(&[]) - loss).abs();
+        let difference = (sum(got) - loss).abs();
         assert!(difference < 2e-5, "{what}: {difference}");
         let worst = (got.grad.as_ref().unwrap() - want).abs().max().double_value(&[]);
         assert!(worst < 8e-6, "{what}: {worst}");
     }
 
-    fn online(split: &[i64], tokens: usize, wanted: bool) -> HeadLoss {
-        let (hidden, head, labels, ..) = case();
-        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, wanted, tokens).unwrap();
+    fn online(split: &[i64], tokens: usize, cap: Option<f64>, wanted: bool) -> HeadLoss {
+        let (hidden, head, labels, ..) = case(cap);
+        let asked = Asked { hidden: &hidden, labels: &labels, cap, wanted, tokens };
+        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), asked).unwrap();
         let mut at = 0;
         for &rows in split {
             online.chunk(&head.narrow(0, at, rows), at as usize, &|| Ok(())).unwrap();
@@ -200,50 +222,60 @@ mod tests {
 
     #[test]
     fn chunks_change_nothing_and_match_autograd() {
-        let (hidden, head, labels, loss, want) = case();
-        for chunk in [1, 3, 7, 100] {
-            let got = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, true, chunk, &|| Ok(())).unwrap();
-            check(&format!("chunk {chunk}"), &got, loss, &want);
-            let only = head_loss(Kernels::of(Device::Cpu), &hidden, &labels, &head, false, chunk, &|| Ok(())).unwrap();
+        for (cap, tokens) in CAPS.into_iter().flat_map(|cap| [1, 3, 7, 100].map(|n| (cap, n))) {
+            let (hidden, head, labels, loss, want) = case(cap);
+            let asked = |wanted| Asked { hidden: &hidden, labels: &labels, cap, wanted, tokens };
+            let run = |wanted| head_loss(Kernels::of(Device::Cpu), asked(wanted), &head, &|| Ok(())).unwrap();
+            check(&format!("{tokens} tokens, cap {cap:?}"), &run(true), loss, &want);
+            let only = run(false);
             assert!(only.grad.is_none());
-            assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5);
+            assert!((sum(&only) - loss).abs() < 2e-5);
         }
     }
 
     #[test]
+    fn a_cap_changes_loss_and_gradient() {
+        let [(.., plain, of_plain), (.., bent, of_bent)] = CAPS.map(case);
+        assert!((plain - bent).abs() > 1.0 && (of_plain - of_bent).abs().max().double_value(&[]) > 0.1);
+    }
+
+    #[test]
     fn vocabulary_chunks_match_autograd_in_any_split() {
-        let (.., loss, want) = case();
-        for split in [vec![33], vec![16, 17], vec![1; 33], vec![30, 3], vec![8, 8, 8, 8, 1]] {
-            for tokens in [1, 3, 7, 100] {
-                let what = format!("{split:?} of {tokens} tokens");
-                check(&what, &online(&split, tokens, true), loss, &want);
-                let only = online(&split, tokens, false);
-                assert!(only.grad.is_none());
-                assert!((only.loss_sum.double_value(&[]) - loss).abs() < 2e-5, "{what}");
+        for cap in CAPS {
+            let (.., loss, want) = case(cap);
+            for split in [vec![33], vec![16, 17], vec![1; 33], vec![30, 3], vec![8, 8, 8, 8, 1]] {
+                for tokens in [1, 3, 7, 100] {
+                    let what = format!("{split:?} of {tokens} tokens, cap {cap:?}");
+                    check(&what, &online(&split, tokens, cap, true), loss, &want);
+                    let only = online(&split, tokens, cap, false);
+                    assert!(only.grad.is_none());
+                    assert!((sum(&only) - loss).abs() < 2e-5, "{what}");
+                }
             }
         }
     }
 
     #[test]
     fn vocabulary_chunks_from_other_memory_are_bit_equal() {
-        let (hidden, head, labels, ..) = case();
+        let (hidden, head, labels, ..) = case(None);
         let run = |copy: bool| {
-            let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, true, 4).unwrap();
+            let mut online = OnlineHead::new(Kernels::of(Device::Cpu), asked(&hidden, &labels, true)).unwrap();
             for (at, len) in [(0, 16), (16, 16), (32, 1)] {
                 let rows = head.narrow(0, at, len);
                 online.chunk(&if copy { rows.copy() } else { rows }, at as usize, &|| Ok(())).unwrap();
             }
             let out = online.finish().unwrap();
-            (Vec::<f32>::try_from(out.grad.unwrap().view([-1])).unwrap(), out.loss_sum.double_value(&[]))
+            let total = sum(&out);
+            (Vec::<f32>::try_from(out.grad.unwrap().view([-1])).unwrap(), total)
         };
         assert_eq!(run(false), run(true));
     }
 
     #[test]
     fn a_label_that_never_came_gives_nan() {
-        let (hidden, head, labels, ..) = case();
-        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), &hidden, &labels, false, 4).unwrap();
+        let (hidden, head, labels, ..) = case(None);
+        let mut online = OnlineHead::new(Kernels::of(Device::Cpu), asked(&hidden, &labels, false)).unwrap();
         online.chunk(&head.narrow(0, 0, 32), 0, &|| Ok(())).unwrap();
-        assert!(online.finish().unwrap().loss_sum.double_value(&[]).is_nan());
+        assert!(sum(&online.finish().unwrap()).is_nan());
     }
 }

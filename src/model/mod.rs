@@ -8,11 +8,15 @@ pub mod block;
 pub mod delta;
 pub mod dropout;
 mod feed_forward;
+mod grouped;
 pub mod head;
 pub mod kernels;
+pub mod linear;
 pub mod lora;
 pub mod resident;
 pub mod rope;
+pub mod sub;
+mod tiled;
 pub mod visit;
 pub mod weights;
 
@@ -20,7 +24,7 @@ pub use block::{BlockContext, backward as block_backward, forward as block_forwa
 pub use kernels::Kernels;
 pub use lora::{Adapter, AdapterLayout};
 pub use resident::Residents;
-pub use weights::{BlockWeights, Weights, Whole, kind_of};
+pub use weights::{BlockWeights, GiveBack, Weights, kind_of};
 
 use crate::checkpoint::Checkpoint;
 use tch::{Device, Kind};

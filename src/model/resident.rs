@@ -1,5 +1,6 @@
 //! The parts that stay: final norm and head on the device, embedding rows where they are cheapest to gather.
 
+use super::kernels::{Kernels, NormUse};
 use super::weights::kind_of;
 use crate::checkpoint::{Checkpoint, TensorInfo};
 #[cfg(feature = "cuda")]
@@ -20,10 +21,14 @@ enum Embedding {
 
 /// Final norm, head and embedding.
 pub struct Residents {
-    /// `[H]`
-    pub norm: Tensor,
+    /// Weight of the final norm, `[H]`, and how it norms.
+    norm: (Tensor, NormUse),
     /// `[V, H]`; `None` when it streams.
     pub head: Option<Tensor>,
+    /// Logits are cap·tanh(product / cap).
+    pub cap: Option<f64>,
+    /// Factor on the embedding.
+    scale: Option<f64>,
     embedding: Embedding,
     vocab: i64,
     device: Device,
@@ -86,8 +91,10 @@ impl Residents {
             Embedding::Head
         };
         Ok(Residents {
-            norm,
+            norm: (norm, NormUse::rms(checkpoint.arch.norm_eps)),
             head,
+            cap: None,
+            scale: None,
             embedding,
             vocab: table.shape[0] as i64,
             device,
@@ -105,11 +112,32 @@ impl Residents {
         self
     }
 
-    /// Embedding rows of `ids` `[B, S]` (Int64, on the host) → `[B, S, H]` on the device.
+    /// The final norm of rows `x` `[T, H]`.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn normed(&self, kernels: &Kernels, x: &Tensor) -> Result<Tensor> {
+        kernels.rms_norm(x, &self.norm.0, self.norm.1)
+    }
+
+    /// Turns `dy`, the gradient of [`Residents::normed`]'s output, into that of `x`.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    pub fn normed_backward(&self, kernels: &Kernels, x: &Tensor, dy: &Tensor) -> Result<()> {
+        kernels.rms_norm_backward(x, &self.norm.0, self.norm.1, dy, None)
+    }
+
+    /// Embedding rows of `ids` `[B, S]` (Int64, on the host), times the model's factor → `[B, S, H]` on the device.
     ///
     /// # Errors
     /// An id outside the table, or memory can't be had or pinned.
     pub fn embed(&mut self, ids: &Tensor) -> Result<Tensor> {
+        let rows = self.rows(ids)?;
+        Ok(self.scale.map_or(rows.shallow_clone(), |by| scaled(&rows, by)))
+    }
+
+    fn rows(&mut self, ids: &Tensor) -> Result<Tensor> {
         let (low, high) = (ids.min().int64_value(&[]), ids.max().int64_value(&[]));
         if low < 0 || high >= self.vocab {
             return Err(Error::data(format!(
@@ -130,6 +158,12 @@ impl Residents {
         }
         Ok(Tensor::f_embedding(&table, ids, -1, false, false)?.f_to_device(self.device)?.to_kind(self.kind))
     }
+}
+
+/// `x` times `by`, which is rounded to the type of `x` first, as transformers does.
+fn scaled(x: &Tensor, by: f64) -> Tensor {
+    let by = Tensor::from(by).to_kind(x.kind()).double_value(&[]);
+    x * by
 }
 
 #[cfg(feature = "cuda")]
@@ -202,4 +236,19 @@ fn to_device(
         Ok(())
     })?;
     Ok(flat.view(shape.as_slice()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_factor_on_the_embedding_is_rounded_to_its_type() {
+        let _ = crate::device::shim::init();
+        let ones = |kind| Tensor::ones([2, 3], (kind, Device::Cpu));
+        let by = 3072_f64.sqrt();
+        assert_eq!(scaled(&ones(Kind::BFloat16), by).double_value(&[1, 2]), 55.5);
+        let x = scaled(&ones(Kind::Float), by);
+        assert_eq!((x.double_value(&[0, 0]), x.kind()), (f64::from(by as f32), Kind::Float));
+    }
 }

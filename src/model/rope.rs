@@ -3,7 +3,8 @@
 use crate::checkpoint::Arch;
 use tch::{Device, Kind, Tensor};
 
-/// Cosines and sines for a range of positions, one per pair of elements.
+/// Cosines and sines for a range of positions, one per pair of elements: in the type of what they rotate, or in f32, where
+/// products are then not rounded before their sum (olmo2).
 #[derive(Debug)]
 pub struct RopeTable {
     /// `[S, D/2]`

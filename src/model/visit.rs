@@ -1,11 +1,12 @@
 //! A visit: hands the parts of one block to its passes, and gives each back after its last use.
 
-use super::weights::{self, BlockWeights, Weights};
+use super::Residents;
+use super::kernels::capped;
+use super::weights::{self, BlockWeights, GiveBack, Weights};
 use crate::checkpoint::Part;
 use crate::error::Result;
 use crate::plan::schedule::{Habit, PARTS, segment};
 use crate::stream::Streamer;
-use std::rc::Rc;
 use tch::{Device, Kind, Tensor};
 
 /// The parts of `block`, streamed. Follows the program that [`Habit`] lays out.
@@ -21,7 +22,10 @@ pub struct Streamed<'a> {
     left: [u8; PARTS],
     /// The last micro-batch of the visit is running.
     last: bool,
-    held: [Option<Rc<BlockWeights>>; PARTS],
+    /// Parts that are taken.
+    taken: [bool; PARTS],
+    /// Their tensors.
+    held: BlockWeights,
 }
 
 impl<'a> Streamed<'a> {
@@ -39,8 +43,18 @@ impl<'a> Streamed<'a> {
 
     fn new(streamer: &'a mut Streamer, block: usize, kind: Kind, habit: Habit, back: bool) -> Streamed<'a> {
         let device = streamer.device();
-        let held = std::array::from_fn(|_| None);
-        Streamed { streamer, block, kind, device, split: habit.split, back, left: [1; PARTS], last: false, held }
+        Streamed {
+            streamer,
+            block,
+            kind,
+            device,
+            split: habit.split,
+            back,
+            left: [1; PARTS],
+            last: false,
+            taken: [false; PARTS],
+            held: BlockWeights::default(),
+        }
     }
 
     /// Begins a micro-batch whose feed-forward goes in chunks of `tile` tokens (0: in one); `last`: no further one
@@ -58,37 +72,55 @@ impl<'a> Streamed<'a> {
     }
 }
 
-impl Weights for Streamed<'_> {
-    fn take(&mut self, part: Part) -> Result<Rc<BlockWeights>> {
-        if let Some(there) = &self.held[part as usize] {
-            return Ok(there.clone());
+impl Streamed<'_> {
+    /// Makes `part` readable by compute.
+    fn take(&mut self, part: Part) -> Result<()> {
+        if !self.taken[part as usize] {
+            let (layout, slot) = self.streamer.take(segment(self.block, part))?;
+            // SAFETY: the slot keeps the part until the streamer's `done`, which comes after the last kernel that reads it
+            // has been queued; the views are forgotten just before, and only a use sees them.
+            self.held.extend(unsafe { BlockWeights::view(layout, slot, self.kind, self.device) });
+            self.taken[part as usize] = true;
         }
-        let (layout, slot) = self.streamer.take(segment(self.block, part))?;
-        // SAFETY: the slot keeps the part until the streamer's `done`, which comes after the last kernel that reads it
-        // has been queued; nothing keeps the views beyond it.
-        let there = Rc::new(unsafe { BlockWeights::view(layout, slot, self.kind, self.device) });
-        self.held[part as usize] = Some(there.clone());
-        Ok(there)
+        Ok(())
     }
 
+    /// One use less of `part`; it goes back to the streamer where none is left.
     fn done(&mut self, part: Part) -> Result<()> {
         let left = &mut self.left[part as usize];
         *left = left.saturating_sub(1);
         if self.split || (self.last && *left == 0) {
-            self.held[part as usize] = None;
+            self.taken[part as usize] = false;
+            self.held.forget(part);
             self.streamer.done(segment(self.block, part))?;
         }
         Ok(())
     }
 }
 
-/// Logits `[.., V]` in f32 of `normed` `[.., H]`, whole: for few tokens. `head` is `None` where it streams.
+impl Weights for Streamed<'_> {
+    fn with(
+        &mut self,
+        parts: &[Part],
+        order: GiveBack,
+        use_them: &mut dyn FnMut(&BlockWeights) -> Result<()>,
+    ) -> Result<()> {
+        parts.iter().try_for_each(|&part| self.take(part))?;
+        use_them(&self.held)?;
+        match order {
+            GiveBack::FirstTaken => parts.iter().try_for_each(|&part| self.done(part)),
+            GiveBack::LastTaken => parts.iter().rev().try_for_each(|&part| self.done(part)),
+        }
+    }
+}
+
+/// Logits `[.., V]` in f32 of `normed` `[.., H]`, whole: for few tokens.
 ///
 /// # Errors
 /// A read or copy failed, or the device is out of memory.
 pub fn logits(
     normed: &Tensor,
-    head: Option<&Tensor>,
+    residents: &Residents,
     streamer: &mut Streamer,
     n_blocks: usize,
     kind: Kind,
@@ -98,11 +130,11 @@ pub fn logits(
         parts.push(normed.f_matmul(&rows.tr())?.to_kind(Kind::Float));
         Ok(())
     };
-    match head {
+    match &residents.head {
         Some(head) => part(head, 0)?,
         None => head_pieces(streamer, n_blocks, kind, &mut part)?,
     }
-    Ok(Tensor::f_cat(&parts, -1)?)
+    Ok(capped(&Tensor::f_cat(&parts, -1)?, residents.cap))
 }
 
 /// Hands the pieces of a streamed head to `use_rows`, in order, with the first row of each.

@@ -2,9 +2,8 @@
 
 use crate::checkpoint::{Dtype, Part, Role};
 use crate::device::shim;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::{Piece, SegmentLayout};
-use std::rc::Rc;
 use tch::{Device, Kind, Tensor};
 
 /// libtorch's name of a stored type.
@@ -31,50 +30,59 @@ pub unsafe fn view(piece: &Piece, slot: *const u8, kind: Kind, device: Device) -
     if stored == kind { view } else { view.to_kind(kind) }
 }
 
+/// Which of several parts of one use is given back first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveBack {
+    /// The one taken first.
+    FirstTaken,
+    /// The one taken last.
+    LastTaken,
+}
+
 /// Where a block's weights come from while it computes.
 ///
-/// Forward asks for attention, gate, up, down, each taken and done in turn. Backward asks for attention, gate, up,
-/// down, up, gate, attention. A feed-forward in token chunks ([`super::BlockContext::tile`]) takes gate, up and down
-/// once, before its loop, and is done with them after it: forward in that order, backward in the reverse.
+/// Weights are seen only inside a use, as a borrow that ends with it, so that no view of a slot is left when the slot is
+/// given back. Forward uses attention, gate, up, down. Backward uses attention, gate, up, down, up, gate, attention. A
+/// feed-forward in token chunks ([`super::BlockContext::tile`]) uses gate, up and down together around its loop.
 pub trait Weights {
-    /// Makes `part` readable by compute until `done`. What comes back may hold only the part's tensors.
+    /// Takes `parts`, runs `use_them` on weights that hold these parts at least, and gives the parts back: the last
+    /// kernel that reads them has then been queued.
     ///
     /// # Errors
-    /// A read or copy failed.
-    fn take(&mut self, part: Part) -> Result<Rc<BlockWeights>>;
+    /// A read or copy failed, the device refuses, or what `use_them` returns.
+    fn with(
+        &mut self,
+        parts: &[Part],
+        order: GiveBack,
+        use_them: &mut dyn FnMut(&BlockWeights) -> Result<()>,
+    ) -> Result<()>;
+}
 
-    /// Says that the last kernel of this use of `part` has been queued; nothing of it is kept.
+impl dyn Weights + '_ {
+    /// One use of `part`, and what it makes.
     ///
     /// # Errors
-    /// The device refuses.
-    fn done(&mut self, part: Part) -> Result<()>;
+    /// As [`Weights::with`].
+    pub(super) fn using<T>(&mut self, part: Part, make: impl FnOnce(&BlockWeights) -> Result<T>) -> Result<T> {
+        let (mut make, mut made) = (Some(make), None);
+        self.with(&[part], GiveBack::FirstTaken, &mut |w| {
+            made = make.take().map(|make| make(w)).transpose()?;
+            Ok(())
+        })?;
+        made.ok_or_else(|| Error::run("a use of weights did not run"))
+    }
 }
 
 /// A block that is there as a whole.
-#[derive(Debug)]
-pub struct Whole(Rc<BlockWeights>);
-
-impl Whole {
-    /// Hands out `weights` for every part.
-    #[must_use]
-    pub fn new(weights: BlockWeights) -> Whole {
-        Whole(Rc::new(weights))
+impl Weights for &BlockWeights {
+    fn with(&mut self, _: &[Part], _: GiveBack, use_them: &mut dyn FnMut(&BlockWeights) -> Result<()>) -> Result<()> {
+        use_them(self)
     }
 }
 
-impl Weights for Whole {
-    fn take(&mut self, _: Part) -> Result<Rc<BlockWeights>> {
-        Ok(self.0.clone())
-    }
-
-    fn done(&mut self, _: Part) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// The tensors of one block, in the compute type.
-#[derive(Debug)]
-pub struct BlockWeights([Option<Tensor>; Role::ALL.len()]);
+/// Tensors of one block, in the compute type.
+#[derive(Debug, Default)]
+pub struct BlockWeights(Vec<(Role, Tensor)>);
 
 impl BlockWeights {
     /// Views `layout`'s tensors in the slot at `slot` on `device`.
@@ -91,21 +99,26 @@ impl BlockWeights {
     /// The given tensors, already on the device in the compute type.
     #[must_use]
     pub fn from_tensors(given: impl IntoIterator<Item = (Role, Tensor)>) -> BlockWeights {
-        let mut tensors: [Option<Tensor>; Role::ALL.len()] = std::array::from_fn(|_| None);
-        for (role, tensor) in given {
-            tensors[role as usize] = Some(tensor);
-        }
-        BlockWeights(tensors)
+        BlockWeights(given.into_iter().collect())
     }
 
-    /// The tensor of `role`, if the block has one.
-    #[must_use]
-    pub fn get(&self, role: Role) -> Option<&Tensor> {
-        self.0[role as usize].as_ref()
+    /// Takes those of another part in.
+    pub(super) fn extend(&mut self, other: BlockWeights) {
+        self.0.extend(other.0);
+    }
+
+    /// Lets go of the tensors of `part`.
+    pub(super) fn forget(&mut self, part: Part) {
+        self.0.retain(|(role, _)| role.part() != part);
+    }
+
+    /// The tensor of `role`, if the block has one. Only [`super::linear`] and [`super::sub`] look at it.
+    pub(super) fn get(&self, role: Role) -> Option<&Tensor> {
+        self.0.iter().find(|(of, _)| *of == role).map(|(_, tensor)| tensor)
     }
 
     /// The tensor of `role`, which the checkpoint reader has checked to be there.
-    pub fn must(&self, role: Role) -> &Tensor {
+    pub(super) fn must(&self, role: Role) -> &Tensor {
         self.get(role).expect("the checkpoint was checked for this tensor")
     }
 }

@@ -50,6 +50,7 @@ impl Pace {
             half: m.elem == 2,
             head_dim: m.q.checked_div(m.heads).unwrap_or(0) as usize,
             deterministic: false,
+            capped: false,
         };
         let length = (job.length as usize).max(LONG_ROW);
         let taken = Attention { deterministic: job.deterministic, ..fast }.kernel(length, window.map(|w| w as usize));

@@ -10,9 +10,8 @@ use blockstream_tui::error::Result;
 use blockstream_tui::model::dropout::{MaskKey, dropout};
 use blockstream_tui::model::rope::RopeTable;
 use blockstream_tui::model::{
-    Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels, Weights, block_backward, block_forward,
+    Adapter, AdapterLayout, BlockContext, BlockWeights, GiveBack, Kernels, Weights, block_backward, block_forward,
 };
-use std::rc::Rc;
 use tch::{Device, Kind, Tensor};
 
 /// The block under test: the second of the fixture's.
@@ -55,26 +54,27 @@ impl How<'_> {
     }
 }
 
-/// Hands out one part's tensors at a time and notes the order.
+/// Hands out the tensors of a use's parts alone and notes the order.
 pub struct Logged {
     tensors: Vec<(Role, Tensor)>,
-    taken: Vec<(Part, Rc<BlockWeights>)>,
     pub log: Vec<(&'static str, Part)>,
 }
 
 impl Weights for Logged {
-    fn take(&mut self, part: Part) -> Result<Rc<BlockWeights>> {
-        self.log.push(("take", part));
-        let of_part = self.tensors.iter().filter(|(r, _)| r.part() == part).map(|(r, t)| (*r, t.shallow_clone()));
-        let weights = Rc::new(BlockWeights::from_tensors(of_part));
-        self.taken.push((part, weights.clone()));
-        Ok(weights)
-    }
-
-    fn done(&mut self, part: Part) -> Result<()> {
-        self.log.push(("done", part));
-        let at = self.taken.iter().position(|(p, _)| *p == part).expect("done comes after take");
-        assert_eq!(Rc::strong_count(&self.taken.remove(at).1), 1, "nothing of a part is kept");
+    fn with(
+        &mut self,
+        parts: &[Part],
+        order: GiveBack,
+        use_them: &mut dyn FnMut(&BlockWeights) -> Result<()>,
+    ) -> Result<()> {
+        self.log.extend(parts.iter().map(|&p| ("take", p)));
+        let of_parts = self.tensors.iter().filter(|(r, _)| parts.contains(&r.part()));
+        use_them(&BlockWeights::from_tensors(of_parts.map(|(r, t)| (*r, t.shallow_clone()))))?;
+        let mut given = parts.to_vec();
+        if order == GiveBack::LastTaken {
+            given.reverse();
+        }
+        self.log.extend(given.into_iter().map(|p| ("done", p)));
         Ok(())
     }
 }
@@ -121,7 +121,7 @@ impl Case {
 
     pub fn weights(&self, kind: Kind, device: Device) -> Logged {
         let place = |(role, t): (Role, Tensor)| (role, t.to_kind(kind).to_device(device));
-        Logged { tensors: self.tensors().into_iter().map(place).collect(), taken: Vec::new(), log: Vec::new() }
+        Logged { tensors: self.tensors().into_iter().map(place).collect(), log: Vec::new() }
     }
 
     /// Input and output gradient, `[B, S, H]`.

@@ -56,7 +56,7 @@ pub fn trace(checkpoint: &Checkpoint, how: How, lora: &LoraSection, micro: usize
     for step in 0..steps {
         let context = StepContext { step, seed: 3, more: step + 1 < steps };
         let mut out = walk.step(&batches, context, &mut |_, _| Ok(())).unwrap();
-        losses.push(out.loss.to_bits());
+        losses.push(out.loss().to_bits());
         if step == 0 {
             grads = bits(&host(&out.grad));
         }

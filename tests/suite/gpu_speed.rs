@@ -8,7 +8,7 @@ use blockstream_tui::config::LoraSection;
 use blockstream_tui::device::shim;
 use blockstream_tui::model::rope::RopeTable;
 use blockstream_tui::model::{
-    Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels, Whole, block_backward, block_forward,
+    Adapter, AdapterLayout, BlockContext, BlockWeights, Kernels, block_backward, block_forward,
 };
 use std::time::Instant;
 use tch::{Kind, Tensor};
@@ -70,10 +70,11 @@ fn gpu_a_block_of_8b_shape_keeps_to_its_memory() {
             _ => shape(role).map(|s| (role, Tensor::randn(s, bf16) * 0.02)),
         }
     };
-    let weights = BlockWeights::from_tensors(Role::ALL.into_iter().filter_map(made));
+    let tensors: Vec<(Role, Tensor)> = Role::ALL.into_iter().filter_map(made).collect();
     let plain: Vec<Tensor> =
-        Role::ALL.into_iter().filter(|r| shape(*r).is_some()).map(|r| weights.must(r).shallow_clone()).collect();
-    let mut weights = Whole::new(weights);
+        tensors.iter().filter(|(r, _)| shape(*r).is_some()).map(|(_, t)| t.shallow_clone()).collect();
+    let weights = BlockWeights::from_tensors(tensors);
+    let mut weights = &weights;
     let rope = RopeTable::new(&checkpoint.arch, 0, TOKENS as usize, Kind::BFloat16, device);
     let (x, gy) = (Tensor::randn([1, TOKENS, HIDDEN], bf16), Tensor::randn([1, TOKENS, HIDDEN], bf16));
     let grads = Tensor::zeros([layout.len as i64], (Kind::Float, device));

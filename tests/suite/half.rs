@@ -60,7 +60,7 @@ fn grads(dir: &Path, how: How, kind: Kind, batches: &[Batch]) -> (f64, Vec<Adapt
     let mut walk = walk(&open(dir), How { kind: Some(kind), ..how }, &lora(), None, 512);
     let context = StepContext { step: 0, seed: 0, more: false };
     let step = walk.step(batches, context, &mut |_, _| Ok(())).unwrap();
-    (step.loss, walk.adapter.layout.to_peft(&host(&step.grad)))
+    (step.loss(), walk.adapter.layout.to_peft(&host(&step.grad)))
 }
 
 /// How far `got` is from `want`, over the length of `want`.

@@ -82,7 +82,7 @@ fn play(checkpoint: &Checkpoint, how: How, acts: &[Act]) -> Vec<u64> {
                     batches = row_by_row(&batches);
                 }
                 let mut out = walk.step(&batches, context, &mut |_, _| Ok(())).unwrap();
-                seen.push(out.loss.to_bits());
+                seen.push(out.loss().to_bits());
                 seen.extend(bits(&out.grad));
                 let norm = optim::grad_norm(&out.grad);
                 optim::clip(&mut out.grad, norm, 1.0);

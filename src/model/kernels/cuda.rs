@@ -1,6 +1,7 @@
 //! The operations as one fused kernel each, from `fused.cu`.
 
-use super::{AdamStep, Kernels, OnlineRows, Ops};
+use super::{AdamStep, Kernels, NormUse, OnlineRows, Ops, Scoring, Tile, no_act};
+use crate::checkpoint::arch::Act;
 use crate::device::nvrtc::{self, Arg, Program};
 use crate::error::{Error, Result};
 use crate::model::dropout::{self, MaskKey};
@@ -9,12 +10,13 @@ use std::sync::OnceLock;
 use tch::{Device, Kind, Tensor};
 
 const SOURCE: &str = include_str!("fused.cu");
-const TYPED: [&str; 9] = [
+const TYPED: [&str; 10] = [
     "rms_norm",
     "rms_norm_backward",
     "rope",
-    "swiglu",
-    "swiglu_backward",
+    "glu",
+    "glu_backward",
+    "attend",
     "dropout",
     "cross_entropy",
     "online_softmax",
@@ -92,6 +94,23 @@ fn dense(tensors: &[&Tensor]) {
     }
 }
 
+/// More tokens than any row has: no window.
+const NO_WINDOW: i64 = 1 << 40;
+
+/// The number of an activation in fused.cu.
+fn number(act: Act) -> Result<i32> {
+    match act {
+        Act::Silu => Ok(0),
+        Act::GeluTanh => Ok(1),
+        Act::SiluClamped { .. } => Err(no_act()),
+    }
+}
+
+/// A cap for fused.cu, where 0 is none.
+fn cap_arg(cap: Option<f64>) -> Arg<'static> {
+    Arg::F32(cap.unwrap_or(0.0) as f32)
+}
+
 impl Fused {
     /// Queues kernel `name` for the type of `like`.
     fn run(&self, name: &str, like: &Tensor, grid: i64, block: u32, args: &[Arg<'_>]) -> Result<()> {
@@ -149,8 +168,9 @@ impl Fused {
 }
 
 impl Ops for Fused {
-    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, of: NormUse) -> Result<Tensor> {
         let (tokens, heads, n, stride) = rows_of(x);
+        let (shift, early) = of.weighting()?;
         let out = Tensor::f_empty(x.size(), (x.kind(), x.device()))?;
         let wide = wide(x.kind(), &[x, weight, &out], &[n, stride]);
         let args = [
@@ -160,7 +180,9 @@ impl Ops for Fused {
             Arg::I64(n),
             Arg::I64(heads),
             Arg::I64(stride),
-            Arg::F32(eps as f32),
+            Arg::F32(of.eps as f32),
+            Arg::F32(shift as f32),
+            Arg::I32(early.into()),
             Arg::I32(wide.into()),
         ];
         self.run("rms_norm", x, tokens * heads, row_threads(n, x.kind(), wide), &args)?;
@@ -171,10 +193,11 @@ impl Ops for Fused {
         &self,
         x: &Tensor,
         weight: &Tensor,
-        eps: f64,
+        of: NormUse,
         dy: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<()> {
+        let (shift, _) = of.weighting()?;
         let (tokens, heads, n, stride) = rows_of(x);
         let (_, _, _, dy_stride) = rows_of(dy);
         assert_eq!(x.size(), dy.size(), "a gradient is shaped as its tensor");
@@ -194,7 +217,8 @@ impl Ops for Fused {
             Arg::I64(heads),
             Arg::I64(stride),
             Arg::I64(dy_stride),
-            Arg::F32(eps as f32),
+            Arg::F32(of.eps as f32),
+            Arg::F32(shift as f32),
             Arg::I32(wide.into()),
         ];
         self.run("rms_norm_backward", x, tokens * heads, row_threads(n, x.kind(), wide), &args)
@@ -205,6 +229,11 @@ impl Ops for Fused {
         let (_, k_heads, _, k_stride) = rows_of(k);
         let half = width / 2;
         dense(&[&table.cos, &table.sin]);
+        let fits = |t: &Tensor| t.kind() == q.kind() || t.kind() == Kind::Float;
+        assert!(
+            fits(&table.cos) && table.sin.kind() == table.cos.kind(),
+            "a rotary table is of the heads' type or in f32"
+        );
         assert_eq!(table.cos.size(), [table.len(), half], "the rotary table is of another head width");
         let wide = wide(q.kind(), &[q, k, &table.cos, &table.sin], &[half, q_stride, k_stride]);
         let per = if wide { pack(q.kind()) } else { 1 };
@@ -225,19 +254,22 @@ impl Ops for Fused {
             Arg::I64(table.len()),
             Arg::I64(half),
             Arg::F32(if inverse { -1.0 } else { 1.0 }),
+            Arg::I32((table.cos.kind() != q.kind()).into()),
             Arg::I32(wide.into()),
         ];
         self.run("rope", q, blocks(threads, THREADS), THREADS as u32, &args)
     }
 
-    fn swiglu(&self, gate: &Tensor, up: &Tensor) -> Result<()> {
+    fn glu(&self, act: Act, gate: &Tensor, up: &Tensor) -> Result<()> {
         dense(&[gate, up]);
         let n = gate.numel() as i64;
         let wide = wide(gate.kind(), &[gate, up], &[n]);
-        self.each("swiglu", gate, n, wide, &[Arg::Tensor(gate), Arg::Tensor(up), Arg::I64(n), Arg::I32(wide.into())])
+        let act = Arg::I32(number(act)?);
+        let args = [Arg::Tensor(gate), Arg::Tensor(up), act, Arg::I64(n), Arg::I32(wide.into())];
+        self.each("glu", gate, n, wide, &args)
     }
 
-    fn swiglu_backward(&self, gate: &Tensor, up: &Tensor, da: &Tensor, keep: bool) -> Result<()> {
+    fn glu_backward(&self, act: Act, gate: &Tensor, up: &Tensor, da: &Tensor, keep: bool) -> Result<()> {
         dense(&[gate, up, da]);
         let n = gate.numel() as i64;
         let wide = wide(gate.kind(), &[gate, up, da], &[n]);
@@ -245,11 +277,37 @@ impl Ops for Fused {
             Arg::Tensor(gate),
             Arg::Tensor(up),
             Arg::Tensor(da),
+            Arg::I32(number(act)?),
             Arg::I32(keep.into()),
             Arg::I64(n),
             Arg::I32(wide.into()),
         ];
-        self.each("swiglu_backward", gate, n, wide, &args)
+        self.each("glu_backward", gate, n, wide, &args)
+    }
+
+    fn attend(&self, products: &Tensor, d: Option<&Tensor>, of: Scoring, tile: Tile) -> Result<()> {
+        let (count, rows, n) = products.size3()?;
+        let mut tensors = vec![products];
+        if let Some(d) = d {
+            assert_eq!(products.size(), d.size(), "a gradient is shaped as its tensor");
+            tensors.push(d);
+        }
+        dense(&tensors);
+        let wide = wide(products.kind(), &tensors, &[n]);
+        let args = [
+            Arg::Tensor(products),
+            d.map_or(Arg::Null, Arg::Tensor),
+            Arg::F32(of.scale as f32),
+            cap_arg(of.cap),
+            Arg::I64(of.window.map_or(NO_WINDOW, |w| (w as i64).min(NO_WINDOW))),
+            Arg::I64(tile.query),
+            Arg::I64(tile.key),
+            Arg::I64(tile.group),
+            Arg::I64(rows),
+            Arg::I64(n),
+            Arg::I32(wide.into()),
+        ];
+        self.run("attend", products, count * rows, row_threads(n, products.kind(), wide), &args)
     }
 
     fn dropout(&self, x: &Tensor, p: f64, key: MaskKey, first: u64) -> Result<Tensor> {
@@ -262,7 +320,7 @@ impl Ops for Fused {
         self.masked(out, x, true, p, key, first)
     }
 
-    fn cross_entropy(&self, logits: &Tensor, labels: &Tensor, grad: bool) -> Result<Tensor> {
+    fn cross_entropy(&self, logits: &Tensor, labels: &Tensor, cap: Option<f64>, grad: bool) -> Result<Tensor> {
         dense(&[logits, labels]);
         let (rows, n) = logits.size2()?;
         let loss = Tensor::f_empty([rows], (Kind::Float, logits.device()))?;
@@ -271,6 +329,7 @@ impl Ops for Fused {
             Arg::Tensor(logits),
             Arg::Tensor(labels),
             Arg::Tensor(&loss),
+            cap_arg(cap),
             Arg::I32(grad.into()),
             Arg::I64(n),
             Arg::I32(wide.into()),
@@ -285,6 +344,7 @@ impl Ops for Fused {
         labels: &Tensor,
         rows: &OnlineRows,
         first: i64,
+        cap: Option<f64>,
         grad: bool,
     ) -> Result<()> {
         dense(&[logits, labels, &rows.max, &rows.sum, &rows.picked, &rows.scale]);
@@ -297,6 +357,7 @@ impl Ops for Fused {
             Arg::Tensor(&rows.sum),
             Arg::Tensor(&rows.picked),
             Arg::Tensor(&rows.scale),
+            cap_arg(cap),
             Arg::I32(grad.into()),
             Arg::I64(first),
             Arg::I64(n),

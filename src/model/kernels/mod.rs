@@ -14,8 +14,9 @@ pub use torch::Torch;
 
 use super::dropout::MaskKey;
 use super::rope::RopeTable;
+use crate::checkpoint::arch::{Act, Norm, NormKind};
 use crate::device::{Attention, AttentionKernel, shim};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::fmt::Debug;
 use std::sync::OnceLock;
 use tch::{Device, Kind, Tensor};
@@ -35,6 +36,69 @@ pub struct AdamStep {
     pub eps: f64,
     /// rate / (1 − β₁ᵗ)
     pub step: f64,
+}
+
+/// How rows are normed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormUse {
+    /// Added to the mean square.
+    pub eps: f64,
+    /// How the weight is applied.
+    pub kind: NormKind,
+}
+
+impl From<&Norm> for NormUse {
+    fn from(norm: &Norm) -> NormUse {
+        NormUse { eps: norm.eps, kind: norm.kind }
+    }
+}
+
+impl NormUse {
+    /// The norm of llama, with `eps`.
+    #[must_use]
+    pub fn rms(eps: f64) -> NormUse {
+        NormUse { eps, kind: NormKind::Rms }
+    }
+
+    /// What is added to the weight, and whether the normed value is rounded before the weight multiplies it.
+    fn weighting(self) -> Result<(f64, bool)> {
+        match self.kind {
+            NormKind::Rms => Ok((0.0, true)),
+            NormKind::RmsF32 => Ok((0.0, false)),
+            NormKind::RmsPlusOne => Ok((1.0, false)),
+            NormKind::Layer => Err(Error::run("LayerNorm has no kernel here")),
+        }
+    }
+}
+
+/// What attention does to the products of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scoring {
+    /// Factor on them.
+    pub scale: f64,
+    /// They go through cap·tanh(score / cap).
+    pub cap: Option<f64>,
+    /// A key is visible if query − key is less.
+    pub window: Option<usize>,
+}
+
+impl Scoring {
+    /// That of most families: one over the root of a head's width, no cap.
+    #[must_use]
+    pub fn usual(head_dim: usize, window: Option<usize>) -> Scoring {
+        Scoring { scale: 1.0 / (head_dim as f64).sqrt(), cap: None, window }
+    }
+}
+
+/// Which products a tile `[n, queries · group, keys]` holds: the heads of a group stand behind each other at each query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Position of its first query.
+    pub query: i64,
+    /// Position of its first key.
+    pub key: i64,
+    /// Heads that share a key.
+    pub group: i64,
 }
 
 /// State of an online softmax over vocabulary chunks, one f32 per row: `[N]` each.
@@ -73,11 +137,11 @@ impl OnlineRows {
 /// "Rows" are `[T, n]`, or heads `[T, heads, n]` whose tokens may lie apart (a slice of a wider matrix).
 /// Every operation fails only when the device is out of memory or refuses a launch.
 pub trait Ops: Debug + Send + Sync {
-    /// `weight · (x / rms(x))` over the last dimension of rows; dense, shaped as `x`.
+    /// `weight · (x / rms(x))` over the last dimension of rows, as `of` applies the weight; dense, shaped as `x`.
     ///
     /// # Errors
     /// As all operations here.
-    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor>;
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, of: NormUse) -> Result<Tensor>;
 
     /// Turns `dy`, the gradient of [`Ops::rms_norm`]'s output, into that of `x`, plus the dense `residual` if given.
     ///
@@ -87,30 +151,38 @@ pub trait Ops: Debug + Send + Sync {
         &self,
         x: &Tensor,
         weight: &Tensor,
-        eps: f64,
+        of: NormUse,
         dy: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<()>;
 
     /// Rotates heads q and k `[T, heads, D]` in place, token t to position t mod the table's length; `inverse` rotates
-    /// back, which is the gradient.
+    /// back, which is the gradient. With a table in f32, products are not rounded before their sum.
     ///
     /// # Errors
     /// As all operations here.
     fn rope(&self, q: &Tensor, k: &Tensor, table: &RopeTable, inverse: bool) -> Result<()>;
 
-    /// `gate` becomes silu(gate) · up; both dense.
+    /// `gate` becomes act(gate) · up; both dense.
     ///
     /// # Errors
     /// As all operations here.
-    fn swiglu(&self, gate: &Tensor, up: &Tensor) -> Result<()>;
+    fn glu(&self, act: Act, gate: &Tensor, up: &Tensor) -> Result<()>;
 
-    /// `gate` and `up` become their gradients for the gradient `da` of silu(gate) · up; with `keep`, `da` becomes
-    /// silu(gate) · up. All dense.
+    /// `gate` and `up` become their gradients for the gradient `da` of act(gate) · up; with `keep`, `da` becomes
+    /// act(gate) · up. All dense.
     ///
     /// # Errors
     /// As all operations here.
-    fn swiglu_backward(&self, gate: &Tensor, up: &Tensor, da: &Tensor, keep: bool) -> Result<()>;
+    fn glu_backward(&self, act: Act, gate: &Tensor, up: &Tensor, da: &Tensor, keep: bool) -> Result<()>;
+
+    /// Products of queries and keys, dense, become the weights of attention in place: those of a query's visible keys
+    /// add up to 1, others are 0. Every query sees a key of the tile. With `d`, the dense gradient of the weights, that
+    /// becomes the gradient of the products.
+    ///
+    /// # Errors
+    /// As all operations here.
+    fn attend(&self, products: &Tensor, d: Option<&Tensor>, of: Scoring, tile: Tile) -> Result<()>;
 
     /// Dense `x` under the dropout mask of `key`, whose element `first` is `x`'s first.
     ///
@@ -124,19 +196,27 @@ pub trait Ops: Debug + Send + Sync {
     /// As all operations here.
     fn dropout_add(&self, out: &Tensor, x: &Tensor, p: f64, key: MaskKey, first: u64) -> Result<()>;
 
-    /// Losses `[c]` (f32) of dense logits `[c, V]` at `labels` `[c]`; with `grad`, logits become softmax − onehot.
+    /// Losses `[c]` (f32) of dense products `[c, V]`, the logits before their `cap`, at `labels` `[c]`; with `grad`, they
+    /// become their gradient: softmax − onehot, times the cap's slope. See [`capped`].
     ///
     /// # Errors
     /// As all operations here.
-    fn cross_entropy(&self, logits: &Tensor, labels: &Tensor, grad: bool) -> Result<Tensor>;
+    fn cross_entropy(&self, logits: &Tensor, labels: &Tensor, cap: Option<f64>, grad: bool) -> Result<Tensor>;
 
-    /// Takes dense logits `[c, n]` of words `first .. first + n` into `rows`; with `grad`, logits become
-    /// exp(logit − the new maximum).
+    /// Takes dense products `[c, n]` of words `first .. first + n` into `rows`, which are of capped logits; with `grad`,
+    /// they become exp(logit − the new maximum), times the cap's slope.
     ///
     /// # Errors
     /// As all operations here.
-    fn online_softmax(&self, logits: &Tensor, labels: &Tensor, rows: &OnlineRows, first: i64, grad: bool)
-    -> Result<()>;
+    fn online_softmax(
+        &self,
+        logits: &Tensor,
+        labels: &Tensor,
+        rows: &OnlineRows,
+        first: i64,
+        cap: Option<f64>,
+        grad: bool,
+    ) -> Result<()>;
 
     /// Copies `w[label − first]` to `out`'s row of each label that lies in `w` `[rows, H]`.
     ///
@@ -149,6 +229,22 @@ pub trait Ops: Debug + Send + Sync {
     /// # Errors
     /// As all operations here.
     fn adamw(&self, p: &Tensor, m: &Tensor, v: &Tensor, g: &Tensor, step: AdamStep) -> Result<()>;
+}
+
+/// cap·tanh(x / cap), in f32; `x` itself without a cap.
+pub fn capped(x: &Tensor, cap: Option<f64>) -> Tensor {
+    let x = x.to_kind(Kind::Float);
+    cap.map_or(x.shallow_clone(), |cap| (x / cap).tanh() * cap)
+}
+
+/// The slope of [`capped`] where it gave `y`.
+pub fn cap_slope(y: &Tensor, cap: f64) -> Tensor {
+    1.0 - (y / cap).square()
+}
+
+/// The refusal of an activation that no operation here computes.
+fn no_act() -> Error {
+    Error::run("a clamped activation has no kernel here")
 }
 
 /// The operations for a device, and which they are.
@@ -199,6 +295,7 @@ impl Kernels {
             half: matches!(kind, Kind::BFloat16 | Kind::Half),
             head_dim: head_dim as usize,
             deterministic: shim::deterministic(),
+            capped: false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The reference operations against autograd, f32 on the CPU.
 
-use super::{AdamStep, Kernels, OnlineRows};
+use super::{AdamStep, Kernels, NormUse, OnlineRows};
+use crate::checkpoint::arch::{Act, NormKind};
 use crate::device::AttentionKernel;
 use crate::device::shim;
 use crate::model::dropout::{self, MaskKey};
@@ -73,25 +74,51 @@ fn long_rows_are_padded_where_cudnn_takes_them() {
 }
 
 #[test]
-fn rms_norm_and_its_gradient() {
+fn rms_norm_and_its_gradient_by_every_weighting() {
     let k = kernels();
-    let (eps, weight) = (1e-5, Tensor::randn([12], F32));
-    for shape in [vec![5, 12], vec![5, 3, 12]] {
+    let (eps, stored) = (1e-5, Tensor::randn([12], F32));
+    let of = |kind| NormUse { eps, kind };
+    let kinds = [(NormKind::Rms, 0.0), (NormKind::RmsF32, 0.0), (NormKind::RmsPlusOne, 1.0)];
+    let shapes = [vec![5, 12], vec![5, 3, 12]];
+    for (shape, (kind, shift)) in shapes.iter().flat_map(|s| kinds.iter().map(move |k| (s, *k))) {
+        let weight = &stored + shift;
         // Heads that are a slice of a wider matrix, as q and k are.
         let x = Tensor::randn([5, 50], F32).narrow(1, 3, shape[1..].iter().product()).view(shape.as_slice());
-        let (dy, residual) = (Tensor::randn(&shape, F32), Tensor::randn(&shape, F32));
+        let (dy, residual) = (Tensor::randn(shape, F32), Tensor::randn(shape, F32));
         let a = leaf(&x);
         let rstd = (a.square().mean_dim([-1_i64].as_slice(), true, Kind::Float) + eps).rsqrt();
         let want = &weight * (&a * rstd);
-        close("forward", &k.rms_norm(&x, &weight, eps).unwrap(), &want.detach());
+        close(&format!("{kind:?} forward"), &k.rms_norm(&x, &stored, of(kind)).unwrap(), &want.detach());
         let g = grads(&want, &dy, &[&a]).remove(0);
         let dx = dy.copy();
-        k.rms_norm_backward(&x, &weight, eps, &dx, None).unwrap();
-        close("backward", &dx, &g);
+        k.rms_norm_backward(&x, &stored, of(kind), &dx, None).unwrap();
+        close(&format!("{kind:?} backward"), &dx, &g);
         let dx = dy.copy();
-        k.rms_norm_backward(&x, &weight, eps, &dx, Some(&residual)).unwrap();
+        k.rms_norm_backward(&x, &stored, of(kind), &dx, Some(&residual)).unwrap();
         close("backward with the residual", &dx, &(g + residual));
     }
+}
+
+#[test]
+fn a_norm_rounds_before_or_after_its_weight_as_its_kind_says() {
+    let k = kernels();
+    let half = |t: Tensor| t.to_kind(Kind::BFloat16);
+    let (x, w) = (half(Tensor::randn([9, 64], F32)), half(Tensor::randn([64], F32)));
+    let eps = 1e-5;
+    let x32 = x.to_kind(Kind::Float);
+    let normed = &x32 * (x32.square().mean_dim([-1_i64].as_slice(), true, Kind::Float) + eps).rsqrt();
+    let w32 = w.to_kind(Kind::Float);
+    let want = [
+        (NormKind::Rms, &w * half(normed.shallow_clone())),
+        (NormKind::RmsF32, half(&w32 * &normed)),
+        (NormKind::RmsPlusOne, half((&w32 + 1.0) * &normed)),
+    ];
+    let got = want.each_ref().map(|(kind, _)| k.rms_norm(&x, &w, NormUse { eps, kind: *kind }).unwrap());
+    for ((kind, want), got) in want.iter().zip(&got) {
+        assert!(got.equal(want) && got.kind() == Kind::BFloat16, "{kind:?}");
+    }
+    assert!(!got[0].equal(&got[1]), "the two roundings differ somewhere");
+    assert!(k.rms_norm(&x, &w, NormUse { eps, kind: NormKind::Layer }).is_err());
 }
 
 #[test]
@@ -122,22 +149,46 @@ fn rope_is_rotate_half_and_its_gradient_turns_back() {
 }
 
 #[test]
-fn swiglu_and_its_gradients() {
+fn a_rotation_by_a_table_in_f32_rounds_once() {
     let k = kernels();
-    let (g, u, da) = (Tensor::randn([7, 11], F32), Tensor::randn([7, 11], F32), Tensor::randn([7, 11], F32));
-    let (a, b) = (leaf(&g), leaf(&u));
-    let y = a.silu() * &b;
-    let want = grads(&y, &da, &[&a, &b]);
-    let act = g.copy();
-    k.swiglu(&act, &u).unwrap();
-    close("forward", &act, &y.detach());
-    for keep in [true, false] {
-        let (dg, du, third) = (g.copy(), u.copy(), da.copy());
-        k.swiglu_backward(&dg, &du, &third, keep).unwrap();
-        close("gate", &dg, &want[0]);
-        close("up", &du, &want[1]);
-        close("activation", &third, &if keep { y.detach() } else { da.copy() });
+    let (s, d) = (5, 8);
+    let angles = Tensor::randn([s, d / 2], F32);
+    let exact = RopeTable { cos: angles.cos(), sin: angles.sin() };
+    let rounded = RopeTable { cos: exact.cos.to_kind(Kind::BFloat16), sin: exact.sin.to_kind(Kind::BFloat16) };
+    let x = Tensor::randn([s, 2, d], F32).to_kind(Kind::BFloat16);
+    let turned = |table: &RopeTable, kind| {
+        let (q, key) = (x.to_kind(kind).copy(), x.to_kind(kind).copy());
+        k.rope(&q, &key, table, false).unwrap();
+        assert!(q.equal(&key));
+        q
+    };
+    let want = turned(&exact, Kind::Float).to_kind(Kind::BFloat16);
+    let got = turned(&exact, Kind::BFloat16);
+    assert!(got.equal(&want) && got.kind() == Kind::BFloat16);
+    assert!(!turned(&rounded, Kind::BFloat16).equal(&want), "the other rounding differs somewhere");
+}
+
+#[test]
+fn gated_activations_and_their_gradients() {
+    let k = kernels();
+    let (g, u, da) = (Tensor::randn([7, 11], F32) * 2.0, Tensor::randn([7, 11], F32), Tensor::randn([7, 11], F32));
+    for act in [Act::Silu, Act::GeluTanh] {
+        let (a, b) = (leaf(&g), leaf(&u));
+        let y = if act == Act::Silu { a.silu() } else { a.gelu("tanh") } * &b;
+        let want = grads(&y, &da, &[&a, &b]);
+        let made = g.copy();
+        k.glu(act, &made, &u).unwrap();
+        close(&format!("{act:?} forward"), &made, &y.detach());
+        for keep in [true, false] {
+            let (dg, du, third) = (g.copy(), u.copy(), da.copy());
+            k.glu_backward(act, &dg, &du, &third, keep).unwrap();
+            close(&format!("{act:?} gate"), &dg, &want[0]);
+            close(&format!("{act:?} up"), &du, &want[1]);
+            close(&format!("{act:?} activation"), &third, &if keep { y.detach() } else { da.copy() });
+        }
     }
+    let clamped = Act::SiluClamped { alpha: 1.702, limit: 7.0 };
+    assert!(k.glu(clamped, &g.copy(), &u).is_err() && k.glu_backward(clamped, &g, &u, &da, true).is_err());
 }
 
 #[test]
@@ -153,35 +204,46 @@ fn a_part_is_dropped_as_in_the_whole() {
     close("sum", &sum, &(out + whole));
 }
 
+/// Without a cap, and with one.
+const CAPS: [Option<f64>; 2] = [None, Some(3.0)];
+
 #[test]
 fn cross_entropy_and_its_gradient() {
     let k = kernels();
-    let logits = Tensor::randn([5, 13], F32) * 4.0;
+    let products = Tensor::randn([5, 13], F32) * 4.0;
     let labels = Tensor::from_slice(&[0_i64, 12, 3, 3, 7]);
-    let a = leaf(&logits);
-    let y = a.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::None, -100, 0.0);
-    let want = grads(&y, &Tensor::ones([5], F32), &[&a]).remove(0);
-    let kept = logits.copy();
-    close("losses alone", &k.cross_entropy(&kept, &labels, false).unwrap(), &y.detach());
-    close("logits stay", &kept, &logits);
-    close("losses", &k.cross_entropy(&kept, &labels, true).unwrap(), &y.detach());
-    close("gradient", &kept, &want);
+    for cap in CAPS {
+        let a = leaf(&products);
+        let logits = cap.map_or(a.shallow_clone(), |cap| (&a / cap).tanh() * cap);
+        let y = logits.cross_entropy_loss::<Tensor>(&labels, None, tch::Reduction::None, -100, 0.0);
+        let want = grads(&y, &Tensor::ones([5], F32), &[&a]).remove(0);
+        let kept = products.copy();
+        close("losses alone", &k.cross_entropy(&kept, &labels, cap, false).unwrap(), &y.detach());
+        close("products stay", &kept, &products);
+        close("losses", &k.cross_entropy(&kept, &labels, cap, true).unwrap(), &y.detach());
+        close(&format!("gradient, cap {cap:?}"), &kept, &want);
+    }
 }
 
 #[test]
 fn an_online_softmax_ends_at_the_whole_ones_numbers() {
     let k = kernels();
-    let logits = Tensor::randn([4, 20], F32) * 5.0;
+    let products = Tensor::randn([4, 20], F32) * 5.0;
     let labels = Tensor::from_slice(&[0_i64, 19, 7, 8]);
-    let rows = OnlineRows::new(4, Device::Cpu).unwrap();
-    for (at, n) in [(0, 8), (8, 8), (16, 4)] {
-        let part = logits.narrow(1, at, n).contiguous();
-        k.online_softmax(&part, &labels, &rows, at, true).unwrap();
-        close("exponentials", &part, &(logits.narrow(1, at, n) - rows.max.unsqueeze(1)).exp());
+    for cap in CAPS {
+        let logits = cap.map_or(products.copy(), |cap| (&products / cap).tanh() * cap);
+        let slope = cap.map_or(products.ones_like(), |cap| 1.0 - (&products / cap).tanh().square());
+        let rows = OnlineRows::new(4, Device::Cpu).unwrap();
+        for (at, n) in [(0, 8), (8, 8), (16, 4)] {
+            let part = products.narrow(1, at, n).contiguous();
+            k.online_softmax(&part, &labels, &rows, at, cap, true).unwrap();
+            let want = (logits.narrow(1, at, n) - rows.max.unsqueeze(1)).exp() * slope.narrow(1, at, n);
+            close(&format!("exponentials, cap {cap:?}"), &part, &want);
+        }
+        close("maximum", &rows.max, &logits.amax([1_i64].as_slice(), false));
+        close("log-sum-exp", &(&rows.max + rows.sum.log()), &logits.logsumexp([1_i64].as_slice(), false));
+        close("label", &rows.picked, &logits.gather(1, &labels.unsqueeze(1), false).squeeze_dim(1));
     }
-    close("maximum", &rows.max, &logits.amax([1_i64].as_slice(), false));
-    close("log-sum-exp", &(&rows.max + rows.sum.log()), &logits.logsumexp([1_i64].as_slice(), false));
-    close("label", &rows.picked, &logits.gather(1, &labels.unsqueeze(1), false).squeeze_dim(1));
 }
 
 #[test]
