@@ -4,14 +4,21 @@
 //! *Lifecycle* events always arrive; *telemetry* may be dropped when a reader is slow, and the drops are counted.
 //! Bytes are integers, times are seconds, rates are bytes per second.
 
+mod metrics;
+mod step;
+
+pub use metrics::{GRAD_NORM, LEARNING_RATE, LOSS, Metrics};
+pub use step::StepRecord;
+
 use crate::error::ExitCode;
 use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Version of the event format; counts up when a field changes meaning.
-pub const EVENT_SCHEMA: u32 = 1;
+/// Version of the event format; counts up when a field changes meaning. Until 2 a step's loss, gradient norm and learning
+/// rate were fields of it; now they are its metrics.
+pub const EVENT_SCHEMA: u32 = 2;
 
 /// One event with its place in the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -171,75 +178,6 @@ pub struct Stage {
     pub total: u64,
     /// `bytes`, `rows`, `blocks`, `tokens`.
     pub unit: String,
-}
-
-/// One optimizer step.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct StepRecord {
-    /// Counts from 1.
-    pub step: u64,
-    /// Passes over the data, fractional.
-    pub epoch: f64,
-    /// Token-weighted mean loss of the step (before the update); may be NaN (`null` in JSON).
-    #[serde(with = "nan_as_null")]
-    pub loss: f64,
-    /// Gradient norm before clipping.
-    #[serde(with = "nan_as_null")]
-    pub grad_norm: f64,
-    /// Learning rate used.
-    pub learning_rate: f64,
-    /// Tokens through the blocks (padding not counted).
-    pub tokens: u64,
-    /// Tokens that carried loss.
-    pub trained_tokens: u64,
-    /// The update was skipped: not finite, or no trained token.
-    pub skipped: bool,
-    /// Wall-clock seconds of the step.
-    pub seconds: f64,
-    /// Bytes read from disk.
-    pub disk_read: Bytes,
-    /// Bytes copied host to device.
-    pub h2d: Bytes,
-    /// Bytes copied device to host.
-    pub d2h: Bytes,
-    /// Bytes this process wrote outside the run's folder during the step.
-    pub model_drive_written: Bytes,
-    /// Seconds copies spent moving bytes.
-    pub h2d_s: f64,
-    /// Seconds the disk readers were busy (summed busy time of the lane, not per thread).
-    pub disk_s: f64,
-    /// Seconds compute waited for weights.
-    pub stall_s: f64,
-    /// Seconds the copy lane waited for a slot to be free.
-    pub evict_wait_s: f64,
-    /// Of `stall_s`, what the drive was waited for.
-    #[serde(default)]
-    pub stall_disk_s: f64,
-    /// Seconds compute was busy: the step without its stalls.
-    #[serde(default)]
-    pub compute_s: f64,
-    /// The least this step could take at the rates it ran at: `max(disk, link, compute)` up, and again down; never more
-    /// than `seconds`.
-    #[serde(default)]
-    pub bound_s: f64,
-    /// What sets that bound for the larger part: `disk`, `link` or `compute`.
-    #[serde(default)]
-    pub bound_by: String,
-    /// Most blocks on the device at once during the step, in-flight copies included.
-    pub residency_peak: usize,
-}
-
-impl StepRecord {
-    /// Bound ÷ time taken, of a step that disk or link set the pace of; 1 = reached.
-    ///
-    /// Compute has none: the time it was busy is the step without its stalls, however slow it was, so that the share
-    /// would be near 1 on a machine that does something else as well.
-    #[must_use]
-    pub fn share_of_bound(&self) -> Option<f64> {
-        let share = self.bound_s / self.seconds;
-        let known = matches!(self.bound_by.as_str(), "disk" | "link") && self.bound_s > 0.0;
-        (known && share.is_finite()).then_some(share)
-    }
 }
 
 /// Where a step's time went, visit by visit.
@@ -576,20 +514,5 @@ mod tests {
         assert_eq!(end(6, Some("run/checkpoint-4")).kept(), "saved at step 4; 2 steps after it lost");
         assert_eq!(end(1, None).kept(), "nothing was saved: 1 step lost");
         assert_eq!(end(0, None).kept(), "nothing was saved: no step was complete");
-    }
-
-    #[test]
-    fn events_survive_json_and_nan_is_null() {
-        let e = Event {
-            seq: 3,
-            at: 1.5,
-            kind: EventKind::Step(StepRecord { step: 1, loss: f64::NAN, grad_norm: 2.0, ..StepRecord::default() }),
-        };
-        let text = serde_json::to_string(&e).unwrap();
-        assert!(text.contains("\"event\":\"step\"") && text.contains("\"loss\":null"), "{text}");
-        let back: Event = serde_json::from_str(&text).unwrap();
-        let EventKind::Step(s) = back.kind else { panic!("{text}") };
-        assert!(s.loss.is_nan());
-        assert_eq!(s.grad_norm, 2.0);
     }
 }

@@ -149,12 +149,10 @@ impl Lines {
             }
             EventKind::Stage(s) => print::stage(s, &mut self.stage),
             EventKind::Step(s) => print::progress(&format!(
-                "step {}/{}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {} tokens  {}{}  disk reads {}  {} {}",
+                "step {}/{}  {}{} tokens  {}{}  disk reads {}  {} {}",
                 s.step,
                 self.total,
-                s.loss,
-                s.grad_norm,
-                s.learning_rate,
+                s.metrics.shown().map(|(label, figure)| format!("{label} {figure}  ")).collect::<String>(),
                 s.tokens,
                 secs(s.seconds),
                 bottleneck(s, &self.device),

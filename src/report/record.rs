@@ -2,6 +2,7 @@
 
 use super::replay::{EVENTS_FILE, read_events};
 use super::scrub::Scrubber;
+use super::types::SmartFigures;
 use super::write::{REPORT_FILE, write_report};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -26,8 +27,8 @@ pub const METRICS_FILE: &str = "metrics.jsonl";
 /// Key of `env.json`: the folder that the program was started in, from the run's folder.
 const STARTED_IN: &str = "started_in";
 
-/// Asks the drive what it has written in its life (`written`, `life_used`), once, when the run is over.
-pub type DriveSource = Box<dyn FnOnce() -> Value + Send>;
+/// Asks the drive what it has written in its life, once, when the run is over.
+pub type DriveSource = Box<dyn FnOnce() -> Option<SmartFigures> + Send>;
 
 /// Writes a run's files while it goes and its report at the end.
 pub struct Recorder {
@@ -208,7 +209,7 @@ impl Recorder {
             let path = self.dir.join(ENV_FILE);
             let env: Option<Value> = fs::read(&path).ok().and_then(|b| serde_json::from_slice(&b).ok());
             if let Some(Value::Object(mut env)) = env {
-                env.insert("drive_after".into(), drive());
+                env.insert("drive_after".into(), json!(drive()));
                 files::replace(&path, format!("{:#}\n", Value::Object(env)).as_bytes())?;
             }
         }
@@ -266,10 +267,8 @@ pub(super) fn is_alive(dir: &Path) -> bool {
 }
 
 fn step_line(s: &StepRecord, num_tokens: u64) -> Value {
-    json!({
-        "loss": s.loss,
-        "grad_norm": s.grad_norm,
-        "learning_rate": s.learning_rate,
+    let mut line = json!(s.metrics);
+    let taken = json!({
         "epoch": s.epoch,
         "num_tokens": num_tokens,
         "step": s.step,
@@ -282,7 +281,11 @@ fn step_line(s: &StepRecord, num_tokens: u64) -> Value {
         "d2h": s.d2h,
         "model_drive_written": s.model_drive_written,
         "stall_time": s.stall_s,
-    })
+    });
+    if let (Value::Object(line), Value::Object(taken)) = (&mut line, taken) {
+        line.extend(taken);
+    }
+    line
 }
 
 /// Opens a file of lines for appending.

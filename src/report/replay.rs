@@ -1,7 +1,8 @@
 //! Recordings back to events: for the report, and for playing a run again on the same screen.
 
 use crate::error::{Error, Result};
-use crate::event::{Event, EventKind};
+use crate::event::{Event, EventKind, GRAD_NORM, LEARNING_RATE, LOSS};
+use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -43,11 +44,20 @@ pub fn read_events(path: &Path) -> Result<Recording> {
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        match serde_json::from_slice(&line) {
-            Ok(event) => recording.events.push(event),
-            Err(_) => recording.damaged += 1,
+        match serde_json::from_slice(&line).ok().or_else(|| step_of_schema_1(&line)) {
+            Some(event) => recording.events.push(event),
+            None => recording.damaged += 1,
         }
     }
+}
+
+/// The event of a line whose step has loss, gradient norm and learning rate beside the rest: they are metrics now.
+fn step_of_schema_1(line: &[u8]) -> Option<Event> {
+    let mut event: Map<String, Value> = serde_json::from_slice(line).ok()?;
+    let metrics = [LOSS, GRAD_NORM, LEARNING_RATE].into_iter().map(|name| Some((name.into(), event.remove(name)?)));
+    let metrics: Map<String, Value> = metrics.collect::<Option<_>>()?;
+    event.insert("metrics".into(), metrics.into());
+    serde_json::from_value(event.into()).ok()
 }
 
 /// An event and how long after the one before it came.

@@ -4,7 +4,7 @@ use super::record::{CONFIG_FILE, is_alive, started_in};
 use super::replay::EVENTS_FILE;
 use super::write::{REPORT_FILE, name_of, rebuild};
 use crate::clock;
-use crate::config::{RunConfig, load};
+use crate::config::{Mode, RunConfig, load};
 use crate::engine::RunEntry;
 use crate::error::{Error, Result};
 use crate::event::RunStatus;
@@ -25,15 +25,15 @@ const MAX_SAME: usize = 1000;
 ///
 /// # Errors
 /// The folder can't be made.
-pub fn new_run_dir(results: &Path, model: &str, mode: &str) -> Result<(String, PathBuf)> {
+pub fn new_run_dir(results: &Path, model: &str, mode: Mode) -> Result<(String, PathBuf)> {
     new_run_dir_at(results, model, mode, clock::unix_now())
 }
 
-fn new_run_dir_at(results: &Path, model: &str, mode: &str, now: u64) -> Result<(String, PathBuf)> {
+fn new_run_dir_at(results: &Path, model: &str, mode: Mode, now: u64) -> Result<(String, PathBuf)> {
     fs::create_dir_all(results)
         .map_err(|e| Error::io("create", results, e).next("choose another folder with --results"))?;
     let time: String = clock::utc(now).chars().filter(|c| !matches!(c, '-' | ':')).collect();
-    let base = format!("{time}-{}-{}", plain(model, "model"), plain(mode, "run"));
+    let base = format!("{time}-{}-{mode}", plain(model));
     for n in 1..=MAX_SAME {
         let run_id = if n == 1 { base.clone() } else { format!("{base}-{n}") };
         let dir = results.join(&run_id);
@@ -47,13 +47,13 @@ fn new_run_dir_at(results: &Path, model: &str, mode: &str, now: u64) -> Result<(
     Err(Error::run(format!("'{}' and {MAX_SAME} more of its name exist already", results.join(&base).display())))
 }
 
-/// The last part of `name` in characters that every file system and shell takes.
-fn plain(name: &str, fallback: &str) -> String {
+/// The last part of a model's `name` in characters that every file system and shell takes.
+fn plain(name: &str) -> String {
     let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let kept = last.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' });
     let kept: String = kept.take(MAX_NAME).collect();
     let kept = kept.trim_matches(['.', '-']);
-    if kept.is_empty() { fallback.into() } else { kept.into() }
+    if kept.is_empty() { "model".into() } else { kept.into() }
 }
 
 /// Runs under `results`, newest first; unreadable ones are shown as such, not hidden.
@@ -202,22 +202,22 @@ mod tests {
             ("../../é\u{1b}[0m T0/", "20261129T173106Z-0m-T0-lora"),
             ("..", "20261129T173106Z-model-lora"),
         ] {
-            let (id, path) = new_run_dir_at(&results, model, "lora", now).unwrap();
+            let (id, path) = new_run_dir_at(&results, model, Mode::Lora, now).unwrap();
             assert_eq!(id, want);
             assert!(path.is_dir() && path.parent() == Some(results.as_path()));
         }
         let names: Vec<String> = std::thread::scope(|s| {
             let threads: Vec<_> =
-                (0..8).map(|_| s.spawn(|| new_run_dir_at(&results, "m", "full", now).unwrap().0)).collect();
+                (0..8).map(|_| s.spawn(|| new_run_dir_at(&results, "m", Mode::Full, now).unwrap().0)).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), 8, "{names:?}");
         assert!(names.contains(&"20261129T173106Z-m-full-8".to_string()));
-        let e = new_run_dir(&dir.path().join("results/20261129T173106Z-m-full/config"), "m", "lora");
+        let e = new_run_dir(&dir.path().join("results/20261129T173106Z-m-full/config"), "m", Mode::Lora);
         assert!(e.is_ok());
         fs::write(dir.path().join("file"), "x").unwrap();
-        let e = new_run_dir(&dir.path().join("file"), "m", "lora").unwrap_err();
+        let e = new_run_dir(&dir.path().join("file"), "m", Mode::Lora).unwrap_err();
         assert!(e.to_string().contains("--results"), "{e}");
     }
 }

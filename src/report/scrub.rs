@@ -78,7 +78,7 @@ impl Scrubber {
     }
 
     /// The event as it is recorded: paths relative to the run's folder, texts scrubbed, and numbers that JSON can't
-    /// hold put out of the way of reading the line back (loss and gradient norm have their own `null`).
+    /// hold put out of the way of reading the line back (losses and metrics have their own `null`).
     pub(super) fn event(&self, event: &Event) -> Event {
         let mut event = event.clone();
         tame(&mut event.at);
@@ -90,7 +90,6 @@ impl Scrubber {
             EventKind::Step(s) => {
                 for x in [
                     &mut s.epoch,
-                    &mut s.learning_rate,
                     &mut s.seconds,
                     &mut s.h2d_s,
                     &mut s.disk_s,

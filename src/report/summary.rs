@@ -30,7 +30,7 @@ pub fn summary(events: &[Event], config: &Value, plan: &Value, env: &Value) -> R
         list: told.effective().map(|s| (s.step, finite(s.seconds).filter(|x| *x >= 0.0))).collect(),
     };
     let (status, reason) = told.ending();
-    let losses: Vec<(u64, Option<f64>)> = told.steps.iter().map(|(n, (_, s))| (*n, finite(s.loss))).collect();
+    let losses: Vec<(u64, Option<f64>)> = told.steps.iter().map(|(n, (_, s))| (*n, finite(s.loss()))).collect();
     Report {
         schema: REPORT_SCHEMA,
         tool: text(&env["tool"]).unwrap_or_else(|| "unknown".into()),
@@ -118,7 +118,7 @@ fn wear(told: &Told, mode_plan: &Value, machine: &Value, env: &Value, config: &V
     let here = machine["source"].as_str().is_some_and(|s| s.starts_with("measured"));
     let tbw = own.or_else(|| machine["disk"]["tbw"].as_u64().filter(|_| here)).filter(|t| *t > 0);
     let smart = |at: &Value| {
-        let figures = SmartFigures { written: at["written"].as_u64(), life_used: at["life_used"].as_f64() };
+        let figures: SmartFigures = serde_json::from_value(at.clone()).ok()?;
         (figures.written.is_some() || figures.life_used.is_some()).then_some(figures)
     };
     WearReport {

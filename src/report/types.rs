@@ -260,12 +260,16 @@ pub struct WearReport {
 }
 
 /// A drive's own figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct SmartFigures {
     /// Bytes written in its life, by every program.
     pub written: Option<u64>,
     /// Share of its rated life used, 0 to 1.
     pub life_used: Option<f64>,
+    /// Where they come from; records of earlier versions may not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
 }
 
 /// Times of optimizer steps.

@@ -9,7 +9,6 @@ use crate::event::{Event, EventKind, Level, RunStatus};
 use crate::plan::Verdict;
 use crate::ui::keys::{self, Action};
 use crate::ui::run::status_word;
-use crate::ui::screens::plan::chosen;
 use crate::ui::{Msg, Request, Screen, Session, Theme, UiOptions, buffer_text, frame};
 use crate::units::secs;
 use ratatui::Terminal;
@@ -234,7 +233,7 @@ impl Driver<'_> {
                 None => Stop(ExitCode::Usage, "no model: give --model or 'set model.path DIR'".into()),
             });
         };
-        let mode = chosen(&app.config, plan);
+        let mode = plan.modes.of(app.config.train.mode);
         if mode.verdict == Verdict::Infeasible {
             let fix = mode.nearest_fix.as_deref().map(|f| format!("; nearest fix: {f}")).unwrap_or_default();
             let what = format!("INFEASIBLE ({}): {}{fix}", app.config.train.mode, mode.reasons.join("; "));
@@ -327,7 +326,7 @@ impl Driver<'_> {
             EventKind::Step(s) => {
                 let left = self.session.app.run.eta(event.at).map(|e| format!(", {} left", secs(e.seconds)));
                 let left = left.unwrap_or_default();
-                format!("step {}/{total}: loss {:.4}, {}{left}", s.step, s.loss, secs(s.seconds))
+                format!("step {}/{total}: loss {:.4}, {}{left}", s.step, s.loss(), secs(s.seconds))
             }
             EventKind::Eval(e) => format!("eval loss {:.4} after step {}", e.loss, e.step),
             EventKind::Saved(s) => format!("saved {} of step {}", s.what, s.step),

@@ -119,12 +119,13 @@ struct Word {
     quoted: bool,
 }
 
-/// Reads a whole script before anything runs.
+/// Reads a whole script before anything runs. The byte order mark that some editors begin UTF-8 with says nothing.
 ///
 /// # Errors
 /// `(line, what)` of the first bad line.
 pub fn parse(script: &str) -> Result<Vec<Line>, (usize, String)> {
     let mut lines = Vec::new();
+    let script = script.strip_prefix('\u{feff}').unwrap_or(script);
     for (i, text) in script.lines().enumerate() {
         let number = i + 1;
         let words = words(text).map_err(|e| (number, e))?;

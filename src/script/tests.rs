@@ -81,6 +81,12 @@ quit
 }
 
 #[test]
+fn a_byte_order_mark_changes_nothing() {
+    let text = "size 80x24\nrun\n";
+    assert_eq!(parse(&format!("\u{feff}{text}")), parse(text));
+}
+
+#[test]
 fn case_ui_18_every_bad_line_is_named_and_none_is_ignored() {
     for (script, line, part) in [
         ("size 80x24\n\nfly away\n", 3, "unknown command 'fly'"),

@@ -143,9 +143,7 @@ pub fn step(step: u64, loss: f64, seconds: f64) -> EventKind {
     EventKind::Step(StepRecord {
         step,
         epoch: step as f64 / 10.0,
-        loss,
-        grad_norm: 1.0,
-        learning_rate: 1e-4,
+        metrics: [(LOSS, loss), (GRAD_NORM, 1.0), (LEARNING_RATE, 1e-4)].into(),
         tokens: 64,
         trained_tokens: 20,
         skipped: !loss.is_finite(),
@@ -208,7 +206,7 @@ pub fn any_kind() -> impl Strategy<Value = EventKind> {
             |(n, loss, seconds, bytes)| {
                 EventKind::Step(StepRecord {
                     step: n,
-                    loss,
+                    metrics: [(LOSS, loss)].into(),
                     seconds,
                     tokens: bytes,
                     disk_read: Bytes(bytes),

@@ -4,6 +4,7 @@
 
 use blockstream_tui::config::RunConfig;
 use blockstream_tui::event::*;
+use blockstream_tui::report::types::SmartFigures;
 use blockstream_tui::report::{self, Recorder, comparable, summary};
 use blockstream_tui::units::Bytes;
 use proptest::prelude::*;
@@ -50,7 +51,8 @@ fn wear_adds_what_was_saved_and_tells_smart_before_and_after() {
     p.machine.disk.tbw = Some(Bytes(300_000_000_000_000));
     p.modes.lora.wear.overridden = true;
     let mut recorder = Recorder::create(&dir, &config(), &p, &env).unwrap();
-    recorder.ask_drive_at_end(Box::new(|| json!({ "written": 50_000_002_000_000u64, "life_used": null })));
+    let after = SmartFigures { written: Some(50_000_002_000_000), ..SmartFigures::default() };
+    recorder.ask_drive_at_end(Box::new(move || Some(after)));
     for event in events(kinds) {
         recorder.record(&event).unwrap();
     }
@@ -231,9 +233,7 @@ fn case_ex_15_a_nan_step_is_null_counted_and_leaves_valid_json() {
     let mut kinds = vec![started(&dir, 0, 3), step(1, 4.0, 0.5), step(2, f64::NAN, 0.5)];
     kinds.push(EventKind::Step(StepRecord {
         step: 3,
-        loss: f64::INFINITY,
-        grad_norm: f64::NEG_INFINITY,
-        learning_rate: f64::NAN,
+        metrics: [(LOSS, f64::INFINITY), (GRAD_NORM, f64::NEG_INFINITY), (LEARNING_RATE, f64::NAN)].into(),
         seconds: f64::INFINITY,
         stall_s: f64::NAN,
         ..StepRecord::default()

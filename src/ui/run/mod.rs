@@ -208,8 +208,8 @@ impl RunView {
     }
 
     fn step(&mut self, s: &StepRecord, eval_steps: u64) {
-        self.loss.push(s.step as f64, s.loss);
-        if !s.loss.is_finite() {
+        self.loss.push(s.step as f64, s.loss());
+        if !s.loss().is_finite() {
             self.not_finite = Some(s.step);
         }
         if s.seconds.is_finite() && s.seconds > 0.0 {
@@ -354,7 +354,7 @@ impl RunView {
         let mut words = vec![self.state(at)];
         if let (Some(s), Some(last)) = (&self.started, &self.last) {
             words.push(format!("step {}/{}", last.step, s.steps_total));
-            words.push(format!("loss {:.3}", last.loss));
+            words.push(format!("loss {:.3}", last.loss()));
         }
         if let Some(eta) = self.eta(at).filter(|_| self.finished.is_none()) {
             words.push(format!("{} left", about(eta.seconds)));

@@ -1,14 +1,14 @@
 //! The fold over events: state words, forecasts and a resumed run.
 
 use super::*;
-use crate::event::EvalRecord;
+use crate::event::{EvalRecord, LOSS};
 
 fn started(steps: u64, done: u64) -> EventKind {
     EventKind::Started(RunStarted { n_blocks: 4, steps_total: steps, steps_done: done, ..RunStarted::default() })
 }
 
 fn step(n: u64, seconds: f64) -> EventKind {
-    EventKind::Step(StepRecord { step: n, loss: 2.0, seconds, ..StepRecord::default() })
+    EventKind::Step(StepRecord { step: n, metrics: [(LOSS, 2.0)].into(), seconds, ..StepRecord::default() })
 }
 
 fn fold(events: Vec<(f64, EventKind)>, eval_steps: u64) -> RunView {

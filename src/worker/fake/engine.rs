@@ -5,8 +5,8 @@ use crate::config::RunConfig;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, Result};
 use crate::event::{
-    BlockState, DataFacts, EVENT_SCHEMA, EvalRecord, EventKind, Level, Notice, Phase, Progress, RunStarted, RunStatus,
-    Saved, Stage, StepRecord, StepTrace, StreamStats, TierName, VramFigures,
+    BlockState, DataFacts, EVENT_SCHEMA, EvalRecord, EventKind, GRAD_NORM, LEARNING_RATE, LOSS, Level, Metrics, Notice,
+    Phase, Progress, RunStarted, RunStatus, Saved, Stage, StepRecord, StepTrace, StreamStats, TierName, VramFigures,
 };
 use crate::units::Bytes;
 use std::collections::BTreeMap;
@@ -237,9 +237,11 @@ impl FakeEngine {
             let mut record = StepRecord {
                 step,
                 epoch: step as f64 / 20.0,
-                loss: if bad { f64::NAN } else { loss(step) },
-                grad_norm: if bad { f64::NAN } else { 0.4 + 1.0 / step as f64 },
-                learning_rate: config.train.learning_rate * (1.0 - step as f64 / (steps + 1) as f64),
+                metrics: Metrics::from([
+                    (LOSS, if bad { f64::NAN } else { loss(step) }),
+                    (GRAD_NORM, if bad { f64::NAN } else { 0.4 + 1.0 / step as f64 }),
+                    (LEARNING_RATE, config.train.learning_rate * (1.0 - step as f64 / (steps + 1) as f64)),
+                ]),
                 tokens: TOKENS,
                 trained_tokens: 900,
                 skipped: bad,
@@ -277,7 +279,7 @@ fn started(config: &RunConfig, run_id: &str, run_dir: &Path, n: usize, steps: u6
         run_id: run_id.into(),
         run_dir: run_dir.into(),
         model: "SmolLM2-135M-Instruct".into(),
-        mode: config.train.mode.clone(),
+        mode: config.train.mode.name().into(),
         verdict: "LORA_DISK".into(),
         n_blocks: n,
         lowest_trainable: lowest_trainable(config, n),

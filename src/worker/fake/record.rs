@@ -60,7 +60,7 @@ fn report(r: &FakeRecord) -> Value {
         "status": finished.map(|f| f.status),
         "steps": last.map_or(0, |s| s.step),
         "tokens": r.steps.iter().map(|s| s.tokens).sum::<u64>(),
-        "loss": { "first": first.map(|s| s.loss), "last": last.map(|s| s.loss) },
+        "loss": { "first": first.map(StepRecord::loss), "last": last.map(StepRecord::loss) },
         "eval": { "before": r.evals.first(), "after": r.evals.get(1..).and_then(<[f64]>::last) },
         "residency": { "planned": r.started.residency_planned, "peak": finished.map(|f| f.residency_peak) },
         "bytes": {

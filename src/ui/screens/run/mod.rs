@@ -230,7 +230,7 @@ fn loss_title(app: &App, view: &RunView, width: usize) -> Vec<Span<'static>> {
     let theme = app.theme;
     let mut t = vec![Span::styled("loss", theme.title())];
     if let Some(last) = &view.last {
-        t.push(Span::raw(format!(" {:.3}", last.loss)));
+        t.push(Span::raw(format!(" {:.3}", last.loss())));
     }
     if let Some(step) = view.not_finite {
         t.push(Span::styled(format!(" ✗ not finite at step {step}"), theme.tone(Tone::Bad)));

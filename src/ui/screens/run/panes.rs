@@ -1,10 +1,9 @@
 //! The insides of the run screen's panes: step, memory, log.
 
-use crate::event::{Level, RunStatus};
+use crate::event::{LOSS, Level, Metrics, RunStatus};
 use crate::plan::VramPlan;
 use crate::ui::app::App;
 use crate::ui::run::{RunView, Source, about, status_word};
-use crate::ui::screens::plan::chosen;
 use crate::ui::text::{cut, width as columns};
 use crate::ui::theme::{Theme, Tone};
 use crate::ui::widgets::{bar, lines, pair, wrap};
@@ -78,9 +77,10 @@ pub(super) fn step(app: &App, view: &RunView, area: Rect) -> Vec<Line<'static>> 
         out.push(eta);
     }
     if let Some(last) = view.last.as_ref().filter(|_| area.height >= 6) {
-        let mut line = pair("grad norm", format!("{:.3}  ", last.grad_norm), theme);
-        line.extend(pair("lr", format!("{:.2e}  ", last.learning_rate), theme));
-        out.push(Line::from(line));
+        // The loss has a pane of its own.
+        let others: Metrics = last.metrics.iter().filter(|(name, _)| *name != LOSS).collect();
+        let shown = others.shown().flat_map(|(label, figure)| pair(&label, format!("{figure}  "), theme));
+        out.push(Line::from_iter(shown));
         let mut line = pair("waiting:", format!("weights {}, ", secs(last.stall_s)), theme);
         line.push(Span::raw(format!("free slot {}", secs(last.evict_wait_s))));
         out.push(Line::from(line));
@@ -116,7 +116,7 @@ pub(super) fn memory(app: &App, view: &RunView, width: usize) -> Vec<Line<'stati
     let theme = app.theme;
     let g = &view.gauges;
     let none = VramPlan::default();
-    let plan = view.basis.as_ref().map_or(&none, |b| &chosen(&b.config, &b.plan).vram);
+    let plan = view.basis.as_ref().map_or(&none, |b| &b.plan.modes.of(b.config.train.mode).vram);
     let mut out = Vec::new();
     // The peak while it runs; the allocator's own figure once it has ended.
     let live = view.finished.as_ref().map(|f| f.vram.live).filter(|b| b.0 > 0).or(view.vram_peak);
