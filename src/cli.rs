@@ -202,7 +202,7 @@ fn show_plan(loaded: &load::Loaded, json: bool, what_if: &[String]) -> Result<Ex
 
 /// 3 when the mode that `config` asks for is infeasible, else 0.
 fn verdict_code(config: &RunConfig, report: &plan::PlanReport) -> ExitCode {
-    match crate::worker::desk::chosen(config, report).verdict {
+    match report.modes.of(config.train.mode).verdict {
         plan::Verdict::Infeasible => ExitCode::Infeasible,
         _ => ExitCode::Ok,
     }

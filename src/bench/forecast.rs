@@ -9,7 +9,7 @@ use super::stats::Sample;
 use super::{BENCH_SCHEMA, Say};
 use crate::checkpoint;
 use crate::clock;
-use crate::config::{RunConfig, load};
+use crate::config::{DataFormat, RunConfig, load};
 use crate::device::probe;
 use crate::error::{Error, Result};
 use crate::plan::soup_vram;
@@ -168,7 +168,7 @@ fn one(table: &Table, point: &Point, options: &Options, limit: Duration) -> Resu
     let path = scratch.dir.join("rows.jsonl");
     ours::random_rows(&path, rows, config.data.max_length, opened.arch.vocab)?;
     config.data.files = vec![path];
-    config.data.format = "tokens".into();
+    config.data.format = DataFormat::Tokens;
     let ours = ours::run(&config, table.warmup, limit, None)?;
     Ok((config, ours))
 }

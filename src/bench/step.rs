@@ -4,7 +4,7 @@ use super::ours::{self, Ours};
 use super::scratch::Scratch;
 use super::{BENCH_SCHEMA, Say};
 use crate::checkpoint;
-use crate::config::RunConfig;
+use crate::config::{DataFormat, RunConfig};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, secs};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub fn run(job: &Job, say: Say<'_>) -> Result<Value> {
         let rows = config.train.per_device_train_batch_size * config.train.gradient_accumulation_steps;
         ours::random_rows(&path, rows, config.data.max_length, opened.arch.vocab)?;
         config.data.files = vec![path];
-        config.data.format = "tokens".into();
+        config.data.format = DataFormat::Tokens;
     }
     say(&format!("training {} for {} steps", opened.name, config.train.max_steps));
     let ours = ours::run(&config, job.warmup, job.limit, None)?;

@@ -278,7 +278,7 @@ mod tests {
         for row in shipped().row {
             let c = row.our_config(&["stream.vram_budget=8 GB".into()]).unwrap();
             assert_eq!(c.stream.vram_budget.0, 8_000_000_000);
-            assert_eq!((c.data.format.as_str(), c.data.max_length, c.lora.r), ("tokens", row.seq, 16));
+            assert_eq!((c.data.format.name(), c.data.max_length, c.lora.r), ("tokens", row.seq, 16));
             assert_eq!(c.train.max_steps, row.warmup + row.steps, "{}", row.name);
             let r = row.resident_config().unwrap();
             assert_eq!((r.stream.resident_blocks, r.stream.vram_budget.0), (Resident::Auto, 0), "{}", row.name);

@@ -2,11 +2,14 @@
 
 use super::ranges;
 use crate::config::load::{self, Loaded};
+use crate::config::{DeviceChoice, TierChoice, reference};
 use crate::device::profile;
 use crate::error::Result;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Finetune language models far larger than your GPU and RAM.
 #[derive(Debug, Parser)]
@@ -31,6 +34,7 @@ pub struct Cli {
 
 /// What shapes a config. Precedence: defaults < file < BSTUI_* < flags.
 #[derive(Clone, Debug, Default, Args)]
+#[command(after_long_help = reference::help())]
 pub struct ConfigArgs {
     /// Model folder, hub cache folder, or owner/name in the hub cache.
     #[arg(long, value_name = "DIR|ID")]
@@ -262,11 +266,19 @@ pub struct GenerateArgs {
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
     /// Where blocks wait that do not fit the device.
-    #[arg(long, value_parser = ["auto", "ram", "disk"], default_value = "auto")]
-    pub tier: String,
+    #[arg(long, value_parser = one_of::<TierChoice>(TierChoice::NAMES), default_value_t)]
+    pub tier: TierChoice,
     /// cpu, cuda or auto.
-    #[arg(long, value_parser = ["auto", "cpu", "cuda"], default_value = "auto")]
-    pub device: String,
+    #[arg(long, value_parser = one_of::<DeviceChoice>(DeviceChoice::NAMES), default_value_t)]
+    pub device: DeviceChoice,
+}
+
+/// Reads a choice of the config; help and errors list its names.
+fn one_of<T>(names: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = String> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
 /// Flags of our own that an alias of a config key must not swallow.
@@ -317,14 +329,34 @@ mod tests {
     }
 
     #[test]
+    fn help_of_what_takes_a_config_ends_with_its_keys() {
+        use clap::CommandFactory;
+        for name in ["plan", "train"] {
+            let help = Cli::command().find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            for key in crate::config::config_keys() {
+                assert!(help.contains(&format!("\n  {}", key.path)), "{name}: {}", key.path);
+            }
+        }
+    }
+
+    #[test]
     fn config_keys_are_flags() {
         let got =
             expand(["x", "train", "--learning-rate", "1e-4", "--max-steps=3", "--config", "c"].map(OsString::from));
         let want = ["x", "train", "--set", "learning_rate=1e-4", "--set", "max_steps=3", "--config", "c"];
         assert_eq!(got, want.map(OsString::from));
-        let flags = ["x", "plan", "M", "--rebuild-index", "--deterministic", "false", "--packing=true"];
-        let want =
-            ["x", "plan", "M", "--set", "rebuild_index=true", "--set", "deterministic=false", "--set", "packing=true"];
+        let flags = ["x", "plan", "M", "--rebuild-index", "--deterministic", "false", "--skip-bad-lines=true"];
+        let want = [
+            "x",
+            "plan",
+            "M",
+            "--set",
+            "rebuild_index=true",
+            "--set",
+            "deterministic=false",
+            "--set",
+            "skip_bad_lines=true",
+        ];
         assert_eq!(expand(flags.map(OsString::from)), want.map(OsString::from));
     }
 }

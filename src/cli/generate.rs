@@ -4,7 +4,7 @@ use super::args::GenerateArgs;
 use super::{print, sampling};
 use crate::checkpoint::{self, adapter};
 use crate::clock;
-use crate::config::{LoraSection, RunConfig, load};
+use crate::config::{DeviceChoice, LoraSection, RunConfig, load};
 use crate::data::{Chat, Date, Spoken};
 use crate::device::{self, shim};
 use crate::error::{Error, ExitCode, Result};
@@ -26,8 +26,8 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let opened = checkpoint::open(&checkpoint::resolve(&args.model)?)?;
     opened.runnable()?;
     checkpoint::needs_tokenizer(&opened.dir)?;
-    let device = match (args.device.as_str(), shim::init()) {
-        ("cpu", _) | ("auto", Err(_)) => Device::Cpu,
+    let device = match (args.device, shim::init()) {
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_)) => Device::Cpu,
         (_, Ok(())) => Device::Cuda(0),
         (_, Err(why)) => return Err(Error::device(format!("no GPU: {why}")).next("use --device cpu")),
     };
@@ -55,14 +55,14 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
 
     let mut config = RunConfig::default();
     config.model.path = args.model.clone();
-    config.stream.tier = args.tier.clone();
-    config.train.device = if device.is_cuda() { "cuda" } else { "cpu" }.into();
+    config.stream.tier = args.tier;
+    config.train.device = if device.is_cuda() { DeviceChoice::Cuda } else { DeviceChoice::Cpu };
     let machine = device::machine(&config, Some(&opened.dir))?;
     let plan = crate::plan::plan(&opened, &machine, &config)?.modes.lora;
     if plan.verdict == crate::plan::Verdict::Infeasible {
         return Err(Error::infeasible(format!("it does not fit: {}", plan.reasons.join("; "))));
     }
-    let setup = StreamSetup::of(&plan, &config.stream).on(device)?;
+    let setup = StreamSetup::of(&plan).on(device)?;
     let kind = compute_kind(&opened, device);
     let reader = Reader::open(&opened, Duration::ZERO)?;
     let streamer = Streamer::new(&opened, reader, &setup, &mut |_, _| {})?;

@@ -1,164 +1,6 @@
-//! Every key of a run config, the names the ecosystem uses for it, and the nearest key to a wrong one.
+//! Names of keys as they are written, other trainers' names among them, and the nearest key to a wrong one.
 
-/// What a key's value looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A string.
-    Text,
-    /// A list of strings; one string stands for a list of one, commas separate in `--set`.
-    List,
-    /// A whole number ≥ 0.
-    Whole,
-    /// A finite number.
-    Number,
-    /// `true` or `false`.
-    Flag,
-    /// A [`super::ByteSize`].
-    Size,
-    /// A [`super::Resident`].
-    Resident,
-    /// TB as a number or as `"600 TB"`: see [`super::terabytes`].
-    Terabytes,
-}
-
-/// One key: its section (`""` for the top level), name and kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key {
-    pub(super) section: &'static str,
-    pub(super) name: &'static str,
-    pub(super) kind: Kind,
-}
-
-impl Key {
-    /// `section.name`, as messages and `--set` spell it.
-    pub(super) fn path(self) -> String {
-        if self.section.is_empty() { self.name.to_string() } else { format!("{}.{}", self.section, self.name) }
-    }
-}
-
-const fn key(section: &'static str, name: &'static str, kind: Kind) -> Key {
-    Key { section, name, kind }
-}
-
-/// Every key there is. A test compares this with what `RunConfig` serialises to.
-pub(super) const KEYS: [Key; 56] = [
-    key("", "machine", Kind::Text),
-    key("", "results", Kind::Text),
-    key("model", "path", Kind::Text),
-    key("model", "format", Kind::Text),
-    key("model", "name", Kind::Text),
-    key("model", "rebuild_index", Kind::Flag),
-    key("data", "files", Kind::List),
-    key("data", "eval_files", Kind::List),
-    key("data", "format", Kind::Text),
-    key("data", "template", Kind::Text),
-    key("data", "max_length", Kind::Whole),
-    key("data", "over_long", Kind::Text),
-    key("data", "packing", Kind::Flag),
-    key("data", "eval_split", Kind::Number),
-    key("data", "train_on", Kind::Text),
-    key("data", "system_fallback", Kind::Text),
-    key("data", "skip_bad_lines", Kind::Flag),
-    key("lora", "r", Kind::Whole),
-    key("lora", "alpha", Kind::Number),
-    key("lora", "dropout", Kind::Number),
-    key("lora", "rslora", Kind::Flag),
-    key("lora", "targets", Kind::List),
-    key("lora", "top_fraction", Kind::Number),
-    key("lora", "init_from", Kind::Text),
-    key("train", "mode", Kind::Text),
-    key("train", "max_steps", Kind::Whole),
-    key("train", "num_train_epochs", Kind::Number),
-    key("train", "per_device_train_batch_size", Kind::Whole),
-    key("train", "gradient_accumulation_steps", Kind::Whole),
-    key("train", "learning_rate", Kind::Number),
-    key("train", "lr_scheduler_type", Kind::Text),
-    key("train", "warmup_steps", Kind::Number),
-    key("train", "weight_decay", Kind::Number),
-    key("train", "max_grad_norm", Kind::Number),
-    key("train", "eval_steps", Kind::Whole),
-    key("train", "save_steps", Kind::Whole),
-    key("train", "save_total_limit", Kind::Whole),
-    key("train", "seed", Kind::Whole),
-    key("train", "deterministic", Kind::Flag),
-    key("train", "device", Kind::Text),
-    key("stream", "tier", Kind::Text),
-    key("stream", "prefetch_ahead", Kind::Whole),
-    key("stream", "slots", Kind::Whole),
-    key("stream", "vram_budget", Kind::Size),
-    key("stream", "host_budget", Kind::Size),
-    key("stream", "loss_chunk", Kind::Whole),
-    key("stream", "resident_blocks", Kind::Resident),
-    key("stream", "mlp_chunk", Kind::Whole),
-    key("stream", "head", Kind::Text),
-    key("stream", "activation_offload", Kind::Text),
-    key("stream", "allow_pageable", Kind::Flag),
-    key("stream", "allow_hdd", Kind::Flag),
-    key("wear", "min_steps", Kind::Whole),
-    key("wear", "tbw", Kind::Terabytes),
-    key("wear", "monthly_budget", Kind::Size),
-    key("wear", "override", Kind::Flag),
-];
-
-/// Names other trainers use, and the key they mean here. Accepted anywhere, and said.
-const ALIASES: [(&str, &str); 56] = [
-    ("model_name_or_path", "model.path"),
-    ("base_model", "model.path"),
-    ("dataset", "data.files"),
-    ("datasets", "data.files"),
-    ("train_file", "data.files"),
-    ("data_files", "data.files"),
-    ("eval_dataset", "data.eval_files"),
-    ("validation_file", "data.eval_files"),
-    ("val_size", "data.eval_split"),
-    ("val_split", "data.eval_split"),
-    ("val_set_size", "data.eval_split"),
-    ("chat_template", "data.template"),
-    ("chat_template_path", "data.template"),
-    ("max_seq_length", "data.max_length"),
-    ("max_seq_len", "data.max_length"),
-    ("cutoff_len", "data.max_length"),
-    ("sequence_len", "data.max_length"),
-    ("output_dir", "results"),
-    ("profile", "machine"),
-    ("rank", "lora.r"),
-    ("lora_rank", "lora.r"),
-    ("lora_r", "lora.r"),
-    ("lora_alpha", "lora.alpha"),
-    ("lora_dropout", "lora.dropout"),
-    ("use_rslora", "lora.rslora"),
-    ("lora_target", "lora.targets"),
-    ("lora_targets", "lora.targets"),
-    ("lora_target_modules", "lora.targets"),
-    ("target_modules", "lora.targets"),
-    ("lora_fraction", "lora.top_fraction"),
-    ("stream.top_fraction", "lora.top_fraction"),
-    ("num_epochs", "train.num_train_epochs"),
-    ("epochs", "train.num_train_epochs"),
-    ("iters", "train.max_steps"),
-    ("steps", "train.max_steps"),
-    ("micro_batch_size", "train.per_device_train_batch_size"),
-    ("batch_size", "train.per_device_train_batch_size"),
-    ("train_batch_size", "train.per_device_train_batch_size"),
-    ("grad_accumulation_steps", "train.gradient_accumulation_steps"),
-    ("gradient_accumulation", "train.gradient_accumulation_steps"),
-    ("accumulation_steps", "train.gradient_accumulation_steps"),
-    ("lr", "train.learning_rate"),
-    ("lr_scheduler", "train.lr_scheduler_type"),
-    ("scheduler", "train.lr_scheduler_type"),
-    ("warmup_ratio", "train.warmup_steps"),
-    ("warmup", "train.warmup_steps"),
-    ("grad_clip", "train.max_grad_norm"),
-    ("gradient_clipping", "train.max_grad_norm"),
-    ("max_norm", "train.max_grad_norm"),
-    ("save_limit", "train.save_total_limit"),
-    ("pinned_budget", "stream.host_budget"),
-    ("ram_budget", "stream.host_budget"),
-    ("stream_source", "stream.tier"),
-    ("stream_buffers", "stream.slots"),
-    ("stream_loss_chunk", "stream.loss_chunk"),
-    ("stream_vram_override", "stream.vram_budget"),
-];
+use super::table::{KEYS, Key};
 
 /// What is said of every key and value that asks for a quantised base.
 pub(super) const QUANTISED: &str = "the base streams in the type it is stored in; quantised bases (nf4, fp8, 8-bit) are planned, not trained, in this version";
@@ -190,35 +32,29 @@ const NOT_NEEDED: [(&str, &str); 22] = [
 ];
 
 /// What a written name means.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Found {
     /// The key itself, written in full.
     Key(Key),
     /// Another name for it, or its bare name without a section: worth a note.
     Alias(Key),
-    /// A bare name that several sections have.
-    Ambiguous(Vec<String>),
     /// Nothing of that name.
     Unknown,
 }
 
 /// Looks a written name up: `section.name`, a bare name at the top level, or an alias in any section.
 pub(super) fn lookup(section: &str, name: &str) -> Found {
-    if let Some(k) = KEYS.iter().find(|k| k.section == section && k.name == name) {
+    let full = full(section, name);
+    if let Some(k) = KEYS.iter().find(|k| k.path == full) {
         return Found::Key(*k);
     }
-    let full = if section.is_empty() { name.to_string() } else { format!("{section}.{name}") };
-    let alias = ALIASES.iter().find(|(a, _)| *a == full).or_else(|| ALIASES.iter().find(|(a, _)| *a == name));
-    if let Some(k) = alias.and_then(|(_, path)| KEYS.iter().find(|k| k.path() == *path)) {
+    let also = |alias: &str| KEYS.iter().find(|k| k.aliases.contains(&alias));
+    if let Some(k) = also(&full).or_else(|| also(name)) {
         return Found::Alias(*k);
     }
     if section.is_empty() {
-        let bare: Vec<&Key> = KEYS.iter().filter(|k| k.name == name).collect();
-        match bare[..] {
-            [] => {}
-            [k] => return Found::Alias(*k),
-            _ => return Found::Ambiguous(bare.iter().map(|k| k.path()).collect()),
-        }
+        let bare = KEYS.iter().find(|k| k.parts().1 == name);
+        return bare.map_or(Found::Unknown, |k| Found::Alias(*k));
     }
     Found::Unknown
 }
@@ -228,32 +64,42 @@ pub(super) fn advice(section: &str, name: &str) -> String {
     if let Some((_, why)) = NOT_NEEDED.iter().find(|(n, _)| *n == name) {
         return format!("remove it: {why}");
     }
-    if let Some(k) = KEYS.iter().find(|k| k.name == name) {
-        return format!("'{name}' belongs in [{}]: did you mean '{}'?", k.section, k.path());
+    if let Some(k) = KEYS.iter().find(|k| k.parts().1 == name) {
+        return format!("'{name}' belongs in [{}]: did you mean '{}'?", k.parts().0, k.path);
     }
-    let own: Vec<String> = KEYS.iter().filter(|k| k.section == section).map(|k| k.path()).collect();
-    let full = if section.is_empty() { name.to_string() } else { format!("{section}.{name}") };
+    let own = || KEYS.iter().filter(|k| k.parts().0 == section);
+    let full = full(section, name);
     // A near miss inside the same section beats an equally near one elsewhere.
-    let in_section =
-        nearest(&full, own.iter().map(String::as_str)).filter(|k| strsim::damerau_levenshtein(k, &full) <= 3);
+    let in_section = nearest(&full, own().map(|k| k.path)).filter(|k| strsim::damerau_levenshtein(k, &full) <= 3);
     let bare = || {
-        let hit = nearest(name, KEYS.iter().map(|k| k.name).chain(ALIASES.iter().map(|(a, _)| *a)))?;
-        let target = KEYS.iter().find(|k| k.name == hit).map(|k| k.path());
-        target.or_else(|| ALIASES.iter().find(|(a, _)| *a == hit).map(|(_, p)| (*p).to_string()))
+        let names = |k: &'static Key| std::iter::once(k.parts().1).chain(k.aliases.iter().copied());
+        let hit =
+            nearest(name, KEYS.iter().map(|k| k.parts().1).chain(KEYS.iter().flat_map(|k| k.aliases.iter().copied())))?;
+        KEYS.iter().find(|k| names(k).any(|n| n == hit)).map(|k| k.path)
     };
-    match in_section.map(str::to_string).or_else(bare) {
+    match in_section.or_else(bare) {
         Some(hit) => format!("did you mean '{hit}'?"),
         None if SECTIONS.contains(&section) => {
-            let names: Vec<&str> = KEYS.iter().filter(|k| k.section == section).map(|k| k.name).collect();
+            let names: Vec<&str> = own().map(|k| k.parts().1).collect();
             format!("remove it: [{section}] has {}", names.join(", "))
         }
         None => format!("remove it: the sections are {}", sections()),
     }
 }
 
-/// Every key of the config, dotted, in the order of the file.
-pub fn config_keys() -> impl Iterator<Item = String> {
-    KEYS.iter().map(|k| k.path())
+fn full(section: &str, name: &str) -> String {
+    if section.is_empty() { name.to_string() } else { format!("{section}.{name}") }
+}
+
+/// Every key of the config, in the order of the file.
+pub fn config_keys() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter()
+}
+
+/// The key of that path.
+#[must_use]
+pub fn config_key(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|k| k.path == path)
 }
 
 /// The candidate most like `word`; `None` where none is like it: no suggestion is better than a wrong one.
@@ -309,7 +155,7 @@ mod tests {
                 _ => have.push(name.clone()),
             }
         }
-        let mut want: Vec<String> = KEYS.iter().map(|k| k.path()).collect();
+        let mut want: Vec<String> = KEYS.iter().map(|k| k.path.to_string()).collect();
         have.sort();
         want.sort();
         assert_eq!(have, want);
@@ -317,9 +163,11 @@ mod tests {
 
     #[test]
     fn every_alias_leads_to_a_key_and_hides_none() {
-        for (alias, path) in ALIASES {
-            assert!(KEYS.iter().any(|k| k.path() == path), "{alias} -> {path}");
-            assert!(!KEYS.iter().any(|k| k.path() == alias), "{alias} is a key itself");
+        let mut seen = std::collections::BTreeSet::new();
+        for (k, alias) in KEYS.iter().flat_map(|k| k.aliases.iter().map(move |a| (k, *a))) {
+            assert!(config_key(alias).is_none(), "{alias} is a key itself");
+            assert!(seen.insert(alias), "{alias} leads to two keys");
+            assert_eq!(lookup("", alias), Found::Alias(*k), "{alias}");
         }
         for (name, _) in NOT_NEEDED {
             assert_eq!(lookup("train", name), Found::Unknown, "{name}");
@@ -328,11 +176,14 @@ mod tests {
 
     #[test]
     fn bare_names_work_where_they_are_unambiguous() {
-        let is = |name: &str, path: &str| matches!(lookup("", name), Found::Alias(k) if k.path() == path);
+        let is = |name: &str, path: &str| matches!(lookup("", name), Found::Alias(k) if k.path == path);
         assert!(is("learning_rate", "train.learning_rate"));
         assert!(is("lora_target_modules", "lora.targets"));
-        assert!(matches!(lookup("", "format"), Found::Ambiguous(v) if v == ["model.format", "data.format"]));
-        assert!(matches!(lookup("train", "lora_rank"), Found::Alias(k) if k.path() == "lora.r"));
+        let mut names: Vec<&str> = KEYS.iter().map(|k| k.parts().1).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), KEYS.len(), "no name stands in two sections");
+        assert!(matches!(lookup("train", "lora_rank"), Found::Alias(k) if k.path == "lora.r"));
     }
 
     #[test]

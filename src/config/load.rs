@@ -4,9 +4,10 @@
 //! or `BSTUI_<KEY>` where only one section has that key. Text values are read by the key's kind: `64 MB` for a
 //! size, commas between list items. A flat file with the Hugging Face names and no sections works too.
 
-use super::check::check;
-use super::keys::{self, Found, Key, Kind, SECTIONS};
+use super::check::{check, retired, values};
+use super::keys::{self, Found, SECTIONS};
 use super::size::{BYTES_EXPECTED, RESIDENT_EXPECTED, TERABYTES_EXPECTED, terabytes};
+use super::table::{Key, Kind};
 use super::{ByteSize, Resident, RunConfig, paths};
 use crate::error::{Error, Result};
 use crate::text::clean;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// A loaded config and what the user should know about it (aliases taken, values replaced).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     /// The config.
     pub config: RunConfig,
@@ -88,7 +89,7 @@ pub fn is_key(name: &str) -> bool {
 #[must_use]
 pub fn is_flag(name: &str) -> bool {
     let (section, bare) = split_path(name);
-    matches!(keys::lookup(section, bare), keys::Found::Key(k) | keys::Found::Alias(k) if k.kind == keys::Kind::Flag)
+    matches!(keys::lookup(section, bare), keys::Found::Key(k) | keys::Found::Alias(k) if k.kind == Kind::Flag)
 }
 
 /// Sets one key of `config` from text, as `--set key=value` and the script's `set key value` do.
@@ -123,7 +124,7 @@ fn split_path(key: &str) -> (&str, &str) {
 struct Layers {
     values: BTreeMap<(usize, &'static str), (Key, Value)>,
     /// Keys of the layer being read, and how they were written: twice in one layer is a mistake.
-    seen: BTreeMap<String, String>,
+    seen: BTreeMap<&'static str, String>,
     notes: Vec<String>,
     /// Where relative paths of the file start, unless in the working folder.
     base: Option<PathBuf>,
@@ -174,10 +175,13 @@ impl Layers {
 
     /// A typed value from a file.
     fn value(&mut self, section: &str, name: &str, value: Value) -> Result<()> {
+        if retired(section, name, value.as_str().unwrap_or(&value.to_string()))? {
+            return Ok(());
+        }
         let key = self.resolve(section, name, "")?;
         let value = self.ours(key, value);
         let mut value = coerce(key, value)?;
-        if let Some(base) = self.base.as_ref().filter(|_| paths::KEYS.contains(&key.path().as_str())) {
+        if let Some(base) = self.base.as_ref().filter(|_| paths::KEYS.contains(&key.path)) {
             value = paths::rebased(value, base);
         }
         self.put(key, name, value)
@@ -185,9 +189,12 @@ impl Layers {
 
     /// A text value from `source`: the environment or a flag.
     fn text(&mut self, section: &str, name: &str, text: &str, source: &str) -> Result<()> {
+        if retired(section, name, text)? {
+            return Ok(());
+        }
         let key = self.resolve(section, name, source)?;
         let value = match text.parse::<i64>() {
-            Ok(n) if key.kind == Kind::Whole => coerce(key, self.ours(key, Value::Integer(n)))?,
+            Ok(n) if matches!(key.kind, Kind::Whole(..)) => coerce(key, self.ours(key, Value::Integer(n)))?,
             _ => self.ours(key, from_text(key, text)?),
         };
         self.put(key, name, value)
@@ -196,7 +203,7 @@ impl Layers {
     /// A value as other trainers write it, as ours: -1 for no such limit, `all` for every linear layer, commas in one
     /// text of projections.
     fn ours(&mut self, key: Key, value: Value) -> Value {
-        match (key.path().as_str(), value) {
+        match (key.path, value) {
             (path, Value::Integer(-1)) if UNLIMITED.contains(&path) => {
                 self.notes.push(format!("'{path}' = -1 is read as 0"));
                 Value::Integer(0)
@@ -224,21 +231,17 @@ impl Layers {
         let key = match keys::lookup(section, name) {
             Found::Key(k) => k,
             Found::Alias(k) => {
-                if source != "set" || written != k.name {
-                    self.notes.push(format!("'{written}' is read as '{}'{from}", k.path()));
+                if source != "set" || written != k.parts().1 {
+                    self.notes.push(format!("'{written}' is read as '{}'{from}", k.path));
                 }
                 k
-            }
-            Found::Ambiguous(of) => {
-                return Err(Error::usage(format!("'{written}'{from} could mean {}", of.join(" or ")))
-                    .next("write the section too"));
             }
             Found::Unknown => {
                 return Err(Error::usage(format!("unknown key '{written}'{from}")).next(keys::advice(section, name)));
             }
         };
-        if let Some(before) = self.seen.insert(key.path(), written.clone()) {
-            return Err(Error::usage(format!("'{}' is given twice, as '{before}' and as '{written}'", key.path()))
+        if let Some(before) = self.seen.insert(key.path, written.clone()) {
+            return Err(Error::usage(format!("'{}' is given twice, as '{before}' and as '{written}'", key.path))
                 .next("keep one of them"));
         }
         Ok(key)
@@ -249,13 +252,14 @@ impl Layers {
             return Err(Error::usage(format!("'warmup_ratio' = {value}: expected a share below 1 of all steps"))
                 .next("write train.warmup_steps for a number of steps"));
         }
-        let home = std::env::var_os("HOME").filter(|h| !h.is_empty() && paths::KEYS.contains(&key.path().as_str()));
+        let home = std::env::var_os("HOME").filter(|h| !h.is_empty() && paths::KEYS.contains(&key.path));
         let value = match home {
             Some(home) => paths::at_home(value, Path::new(&home)),
             None => value,
         };
-        let order = SECTIONS.iter().position(|s| *s == key.section).map_or(0, |i| i + 1);
-        self.values.insert((order, key.name), (key, value));
+        let (section, name) = key.parts();
+        let order = SECTIONS.iter().position(|s| *s == section).map_or(0, |i| i + 1);
+        self.values.insert((order, name), (key, value));
         Ok(())
     }
 
@@ -266,12 +270,14 @@ impl Layers {
             return Err(Error::usage("config: not a table"));
         };
         for (key, value) in self.values.into_values() {
-            if key.section.is_empty() {
-                table.insert(key.name.into(), value);
-            } else if let Some(Value::Table(section)) = table.get_mut(key.section) {
-                section.insert(key.name.into(), value);
+            let (section, name) = key.parts();
+            if section.is_empty() {
+                table.insert(name.into(), value);
+            } else if let Some(Value::Table(section)) = table.get_mut(section) {
+                section.insert(name.into(), value);
             }
         }
+        values(&table)?;
         let mut config: RunConfig =
             Value::Table(table).try_into().map_err(|e: toml::de::Error| invalid(&e.message()))?;
         let mut notes = self.notes;
@@ -290,10 +296,10 @@ fn number(v: &Value) -> Option<f64> {
 
 fn expected(kind: Kind) -> &'static str {
     match kind {
-        Kind::Text => "text in quotes",
+        Kind::Text | Kind::Name(_) => "text in quotes",
         Kind::List => "a list of texts",
-        Kind::Whole => "a whole number ≥ 0",
-        Kind::Number => "a finite number",
+        Kind::Whole(..) => "a whole number ≥ 0",
+        Kind::Number(..) => "a finite number",
         Kind::Flag => "true or false",
         Kind::Size => BYTES_EXPECTED,
         Kind::Resident => RESIDENT_EXPECTED,
@@ -302,9 +308,9 @@ fn expected(kind: Kind) -> &'static str {
 }
 
 fn wrong(key: Key, shown: &str) -> Error {
-    let wrong = Error::usage(format!("'{}' = {}: expected {}", key.path(), clean(shown), expected(key.kind)));
+    let wrong = Error::usage(format!("'{}' = {}: expected {}", key.path, clean(shown), expected(key.kind)));
     let is_share = shown.parse::<f64>().is_ok_and(|x| x > 0.0 && x < 1.0);
-    if key.kind == Kind::Whole && key.name.ends_with("_steps") && is_share {
+    if matches!(key.kind, Kind::Whole(..)) && key.path.ends_with("_steps") && is_share {
         return wrong
             .next("a share of all steps, as transformers takes it, is not understood: write the number of steps");
     }
@@ -315,12 +321,12 @@ fn wrong(key: Key, shown: &str) -> Error {
 fn coerce(key: Key, value: Value) -> Result<Value> {
     let shown = value.to_string();
     let fits = match (key.kind, value) {
-        (Kind::Text, v @ Value::String(_)) | (Kind::Flag, v @ Value::Boolean(_)) => Some(v),
+        (Kind::Text | Kind::Name(_), v @ Value::String(_)) | (Kind::Flag, v @ Value::Boolean(_)) => Some(v),
         (Kind::List, Value::String(s)) => Some(Value::Array(vec![Value::String(s)])),
         (Kind::List, Value::Array(a)) => a.iter().all(Value::is_str).then_some(Value::Array(a)),
-        (Kind::Whole | Kind::Size | Kind::Resident, Value::Integer(n)) => (n >= 0).then_some(Value::Integer(n)),
+        (Kind::Whole(..) | Kind::Size | Kind::Resident, Value::Integer(n)) => (n >= 0).then_some(Value::Integer(n)),
         (Kind::Terabytes, Value::String(s)) => terabytes(&s).map(Value::Float),
-        (Kind::Number | Kind::Terabytes, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
+        (Kind::Number(..) | Kind::Terabytes, v) => number(&v).filter(|x| x.is_finite()).map(Value::Float),
         (Kind::Size, Value::String(s)) => return size(key, &s),
         (Kind::Resident, Value::String(s)) => Resident::parse(&s).map(|_| resident_value(&s)),
         _ => None,
@@ -331,14 +337,14 @@ fn coerce(key: Key, value: Value) -> Result<Value> {
 /// Reads text from the environment or a flag by the key's kind.
 fn from_text(key: Key, text: &str) -> Result<Value> {
     let fits = match key.kind {
-        Kind::Text => Some(Value::String(text.to_string())),
+        Kind::Text | Kind::Name(_) => Some(Value::String(text.to_string())),
         Kind::List => {
             let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
             let items = inner.split(',').map(|t| t.trim().trim_matches('"')).filter(|t| !t.is_empty());
             Some(Value::Array(items.map(|t| Value::String(t.to_string())).collect()))
         }
-        Kind::Whole => text.parse::<i64>().ok().filter(|n| *n >= 0).map(Value::Integer),
-        Kind::Number => text.parse::<f64>().ok().filter(|x| x.is_finite()).map(Value::Float),
+        Kind::Whole(..) => text.parse::<i64>().ok().filter(|n| *n >= 0).map(Value::Integer),
+        Kind::Number(..) => text.parse::<f64>().ok().filter(|x| x.is_finite()).map(Value::Float),
         Kind::Flag => text.parse::<bool>().ok().map(Value::Boolean),
         Kind::Size => return size(key, text),
         Kind::Resident => Resident::parse(text).map(|_| resident_value(text)),
@@ -441,9 +447,28 @@ mod tests {
         c.stream.host_budget = ByteSize(64_000_000);
         let text = to_toml(&c).unwrap();
         let l = from(&text).unwrap();
-        c.model.format = "auto".into();
         assert_eq!(l.config, c, "{text}");
         assert!(l.notes.is_empty());
+    }
+
+    #[test]
+    fn a_byte_order_mark_changes_nothing() {
+        let text = "[train]\nseed = 7\n";
+        assert_eq!(from(&format!("\u{feff}{text}")).unwrap().config, from(text).unwrap().config);
+        let e = from("\u{feff}[train]\nseed = = 3\n").unwrap_err().to_string();
+        assert!(e.contains("run.toml:2:"), "{e}");
+    }
+
+    #[test]
+    fn what_an_earlier_version_wrote_is_read() {
+        for text in ["[model]\nformat = \"\"", "[model]\nformat = \"auto\"\n[data]\npacking = false"] {
+            assert_eq!(from(text).unwrap(), Loaded::default(), "{text}");
+        }
+        assert!(set(&mut RunConfig::default(), "model.format", "auto").is_ok());
+        for (key, value) in [("model.format", "nf4"), ("data.packing", "true")] {
+            let e = set(&mut RunConfig::default(), key, value).unwrap_err();
+            assert!(e.to_string().contains(&format!("'{key}' = {value}: ")), "{e}");
+        }
     }
 
     #[test]

@@ -3,14 +3,22 @@
 //! Precedence: defaults < file < `BSTUI_*` environment < flags. Unknown keys are errors that name the nearest key.
 
 mod check;
+mod choice;
 mod keys;
 pub mod load;
 mod paths;
+pub mod reference;
 pub mod resume;
 pub mod size;
+mod table;
 
-pub use keys::{config_keys, nearest};
+pub use choice::{
+    DataFormat, DeviceChoice, HeadPlace, Mode, Offload, OverLong, Scheduler, SystemFallback, TARGETS, TierChoice,
+    TrainOn,
+};
+pub use keys::{config_key, config_keys, nearest};
 pub use size::terabytes;
+pub use table::{Form, Key};
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -43,8 +51,6 @@ pub struct RunConfig {
 pub struct ModelSection {
     /// Folder or hub id.
     pub path: String,
-    /// `auto`, or the format to train in; only `auto` (as stored) exists yet.
-    pub format: String,
     /// Public name written to the adapter's `base_model_name_or_path`, where the path is local.
     pub name: Option<String>,
     /// Write the index of weights anew where it is stale or gone, before opening.
@@ -60,21 +66,19 @@ pub struct DataSection {
     /// Held-out files; wins over `eval_split`.
     pub eval_files: Vec<PathBuf>,
     /// `auto`, `messages`, `sharegpt`, `alpaca`, `prompt_completion`, `text`.
-    pub format: String,
+    pub format: DataFormat,
     /// File with a Jinja chat template that replaces the checkpoint's own.
     pub template: Option<PathBuf>,
     /// Longest row in tokens.
     pub max_length: usize,
     /// What happens to longer rows: `truncate_end`, `truncate_start`, `drop`, `error`.
-    pub over_long: String,
-    /// Pack rows; `false` is all there is yet.
-    pub packing: bool,
+    pub over_long: OverLong,
     /// Share of rows held out (0..1) when `eval_files` is empty.
     pub eval_split: f64,
     /// `assistant` (default), `last_assistant` or `all` tokens carry loss.
-    pub train_on: String,
+    pub train_on: TrainOn,
     /// System turn under a template without one: `stop`, `fold`, `drop`.
-    pub system_fallback: String,
+    pub system_fallback: SystemFallback,
     /// Skip (and count) lines that aren't valid JSON instead of stopping.
     pub skip_bad_lines: bool,
 }
@@ -84,14 +88,13 @@ impl Default for DataSection {
         DataSection {
             files: Vec::new(),
             eval_files: Vec::new(),
-            format: "auto".into(),
+            format: DataFormat::default(),
             template: None,
             max_length: 1024,
-            over_long: "truncate_end".into(),
-            packing: false,
+            over_long: OverLong::default(),
             eval_split: 0.0,
-            train_on: "assistant".into(),
-            system_fallback: "stop".into(),
+            train_on: TrainOn::default(),
+            system_fallback: SystemFallback::default(),
             skip_bad_lines: false,
         }
     }
@@ -124,7 +127,7 @@ impl Default for LoraSection {
             alpha: 32.0,
             dropout: 0.0,
             rslora: false,
-            targets: ["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).to_vec(),
+            targets: TARGETS[..4].iter().map(|t| (*t).to_string()).collect(),
             top_fraction: 1.0,
             init_from: None,
         }
@@ -136,7 +139,7 @@ impl Default for LoraSection {
 #[serde(default, deny_unknown_fields)]
 pub struct TrainSection {
     /// `lora` or `full`.
-    pub mode: String,
+    pub mode: Mode,
     /// Optimizer steps; 0 means by `num_train_epochs`.
     pub max_steps: u64,
     /// Passes over the data when `max_steps` is 0.
@@ -148,7 +151,7 @@ pub struct TrainSection {
     /// Peak learning rate.
     pub learning_rate: f64,
     /// `linear`, `cosine`, `constant`, `constant_with_warmup`.
-    pub lr_scheduler_type: String,
+    pub lr_scheduler_type: Scheduler,
     /// Warm-up steps; below 1 a share of all steps.
     pub warmup_steps: f64,
     /// Decoupled weight decay.
@@ -166,19 +169,19 @@ pub struct TrainSection {
     /// Deterministic kernels: runs repeat bit for bit, slower on a GPU.
     pub deterministic: bool,
     /// `auto`, `cpu`, `cuda`.
-    pub device: String,
+    pub device: DeviceChoice,
 }
 
 impl Default for TrainSection {
     fn default() -> Self {
         TrainSection {
-            mode: "lora".into(),
+            mode: Mode::default(),
             max_steps: 0,
             num_train_epochs: 1.0,
             per_device_train_batch_size: 1,
             gradient_accumulation_steps: 1,
             learning_rate: 2e-4,
-            lr_scheduler_type: "linear".into(),
+            lr_scheduler_type: Scheduler::default(),
             warmup_steps: 0.03,
             weight_decay: 0.0,
             max_grad_norm: 1.0,
@@ -187,7 +190,7 @@ impl Default for TrainSection {
             save_total_limit: 2,
             seed: 42,
             deterministic: false,
-            device: "auto".into(),
+            device: DeviceChoice::default(),
         }
     }
 }
@@ -197,7 +200,7 @@ impl Default for TrainSection {
 #[serde(default, deny_unknown_fields)]
 pub struct StreamSection {
     /// `auto`, `ram` or `disk`: where blocks that aren't on the device wait.
-    pub tier: String,
+    pub tier: TierChoice,
     /// Blocks fetched ahead of the one computing.
     pub prefetch_ahead: usize,
     /// Device ring slots; 0 means `prefetch_ahead + 1`.
@@ -214,9 +217,9 @@ pub struct StreamSection {
     pub resident_blocks: Resident,
     /// Where the head is: `resident` on the device, `stream` (rows cross the link once a step), `auto` = resident if
     /// it fits.
-    pub head: String,
+    pub head: HeadPlace,
     /// Whether block inputs wait for the backward pass in host memory: `auto` (when they don't fit), `on`, `off`.
-    pub activation_offload: String,
+    pub activation_offload: Offload,
     /// Go on with pageable host memory when pinning fails.
     pub allow_pageable: bool,
     /// Stream from a hard disk all the same.
@@ -226,7 +229,7 @@ pub struct StreamSection {
 impl Default for StreamSection {
     fn default() -> Self {
         StreamSection {
-            tier: "auto".into(),
+            tier: TierChoice::default(),
             prefetch_ahead: 2,
             slots: 0,
             vram_budget: ByteSize(0),
@@ -234,8 +237,8 @@ impl Default for StreamSection {
             loss_chunk: 512,
             mlp_chunk: 0,
             resident_blocks: Resident::default(),
-            head: "auto".into(),
-            activation_offload: "auto".into(),
+            head: HeadPlace::default(),
+            activation_offload: Offload::default(),
             allow_pageable: false,
             allow_hdd: false,
         }

@@ -2,6 +2,7 @@
 
 use super::RunConfig;
 use super::paths::{self, same};
+use super::table::{KEYS, Key};
 use std::collections::BTreeMap;
 use toml::Value;
 
@@ -26,71 +27,6 @@ pub enum Class {
     /// Changes nothing that is learned: taken and said.
     Free,
 }
-
-use Class::{Batch, Curve, Fixed, Free, Function, Length, Rows};
-
-/// The class of every key. A test compares this with the table of keys.
-pub(super) const CLASSES: [(&str, Class); 56] = [
-    ("machine", Free),
-    ("results", Free),
-    // The base is known by its contents.
-    ("model.path", Free),
-    ("model.format", Fixed),
-    ("model.name", Free),
-    ("model.rebuild_index", Free),
-    ("data.files", Rows),
-    ("data.eval_files", Rows),
-    ("data.format", Rows),
-    ("data.template", Rows),
-    ("data.max_length", Rows),
-    ("data.over_long", Rows),
-    ("data.packing", Rows),
-    ("data.eval_split", Rows),
-    ("data.train_on", Rows),
-    ("data.system_fallback", Rows),
-    ("data.skip_bad_lines", Rows),
-    ("lora.r", Fixed),
-    ("lora.alpha", Function),
-    ("lora.dropout", Curve),
-    ("lora.rslora", Function),
-    ("lora.targets", Fixed),
-    ("lora.top_fraction", Fixed),
-    // A resumed run goes on from its checkpoint: another adapter to start from is another run.
-    ("lora.init_from", Fixed),
-    ("train.mode", Fixed),
-    ("train.max_steps", Length),
-    ("train.num_train_epochs", Length),
-    ("train.per_device_train_batch_size", Batch),
-    ("train.gradient_accumulation_steps", Batch),
-    ("train.learning_rate", Curve),
-    ("train.lr_scheduler_type", Curve),
-    ("train.warmup_steps", Curve),
-    ("train.weight_decay", Curve),
-    ("train.max_grad_norm", Curve),
-    ("train.eval_steps", Free),
-    ("train.save_steps", Free),
-    ("train.save_total_limit", Free),
-    // Under another seed rows that were held out may train.
-    ("train.seed", Fixed),
-    ("train.deterministic", Free),
-    ("train.device", Free),
-    ("stream.tier", Free),
-    ("stream.prefetch_ahead", Free),
-    ("stream.slots", Free),
-    ("stream.vram_budget", Free),
-    ("stream.host_budget", Free),
-    ("stream.loss_chunk", Free),
-    ("stream.resident_blocks", Free),
-    ("stream.mlp_chunk", Free),
-    ("stream.head", Free),
-    ("stream.activation_offload", Free),
-    ("stream.allow_pageable", Free),
-    ("stream.allow_hdd", Free),
-    ("wear.min_steps", Free),
-    ("wear.tbw", Free),
-    ("wear.monthly_budget", Free),
-    ("wear.override", Free),
-];
 
 /// A key with two values.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,8 +73,9 @@ pub fn changes(was: &Settings, is: &Settings) -> Vec<Change> {
         let alike = a == b || (paths::KEYS.contains(&key) && matches!((a, b), (Some(a), Some(b)) if same(a, b)));
         (!alike).then(|| (shown(a), shown(b)))
     };
-    let table = CLASSES.into_iter();
-    table.filter_map(|(key, class)| changed(key).map(|(was, is)| Change { key, class, was, is })).collect()
+    let change =
+        |key: &'static Key| changed(key.path).map(|(was, is)| Change { key: key.path, class: key.class, was, is });
+    KEYS.iter().filter_map(change).collect()
 }
 
 fn shown(value: Option<&Value>) -> String {
@@ -151,18 +88,15 @@ fn shown(value: Option<&Value>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keys::KEYS;
     use super::*;
     use crate::config::load;
 
     #[test]
-    fn case_fo_05a_every_key_has_a_class() {
-        let mut have: Vec<String> = CLASSES.iter().map(|(k, _)| (*k).to_string()).collect();
-        let mut want: Vec<String> = KEYS.iter().map(|k| k.path()).collect();
-        have.sort();
-        want.sort();
-        assert_eq!(have, want);
-        assert!(paths::KEYS.iter().all(|p| have.iter().any(|k| k == p)));
+    fn case_fo_05a_every_path_is_a_key_and_what_was_saved_means_what_it_meant() {
+        assert!(paths::KEYS.iter().all(|p| KEYS.iter().any(|k| k.path == *p)));
+        let fixed: Vec<&str> = KEYS.iter().filter(|k| k.class == Class::Fixed).map(|k| k.path).collect();
+        let want = ["lora.r", "lora.targets", "lora.top_fraction", "lora.init_from", "train.mode", "train.seed"];
+        assert_eq!(fixed, want);
     }
 
     #[test]

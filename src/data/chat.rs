@@ -4,11 +4,12 @@
 use super::Row;
 use super::fit::{self, made_up, render, without_system, write_arguments};
 use super::formats::Example;
-use super::mask::{self, Fault, TrainOn};
+use super::mask::{self, Fault};
 use super::messages::Conversation;
 use super::template::{ChatTemplate, Context, Date, Refusal, clean};
 use super::tokenizer::{Tokenizer, read_template};
 use crate::checkpoint::{Checkpoint, SpecialIds};
+use crate::config::{SystemFallback, TrainOn};
 use crate::error::{Error, Result};
 use serde_json::{Value as Json, json};
 use std::ops::Range;
@@ -28,34 +29,6 @@ pub struct ModelFiles<'a> {
 impl<'a> From<&'a Checkpoint> for ModelFiles<'a> {
     fn from(c: &'a Checkpoint) -> Self {
         ModelFiles { dir: &c.dir, vocab: c.arch.vocab, special: &c.arch.special }
-    }
-}
-
-/// What happens to a system turn under a template that has none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SystemFallback {
-    /// The run doesn't start.
-    Stop,
-    /// It is put before the next user turn, with an empty line between.
-    Fold,
-    /// It is left out.
-    Drop,
-}
-
-impl SystemFallback {
-    /// The value of `data.system_fallback`.
-    ///
-    /// # Errors
-    /// Any other name.
-    pub fn named(name: &str) -> Result<SystemFallback> {
-        match name {
-            "stop" => Ok(SystemFallback::Stop),
-            "fold" => Ok(SystemFallback::Fold),
-            "drop" => Ok(SystemFallback::Drop),
-            other => {
-                Err(Error::usage(format!("data.system_fallback '{}' isn't one of stop, fold, drop", clean(other))))
-            }
-        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! How a template reads what it is given (contents as text or as parts, arguments, system turns), found on made-up turns,
 //! and what of a conversation it leaves out.
 
-use super::chat::{Refused, SystemFallback};
+use super::chat::Refused;
 use super::mask;
 use super::messages::{Conversation, Turn};
 use super::template::{ChatTemplate, Context, Refusal, clean, dumps};
+use crate::config::SystemFallback;
 use crate::error::{Error, Result};
 use serde_json::{Value as Json, json};
 

@@ -11,7 +11,7 @@
 
 use super::messages::{Conversation, Reason, Turn, conversation, kind, turns, without_media};
 use super::template::clean;
-use crate::error::{Error, Result};
+use crate::config::DataFormat;
 use serde_json::{Map, Value as Json};
 
 /// A row's format.
@@ -53,27 +53,20 @@ impl Format {
     /// As `data.format` names it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Format::Messages => "messages",
-            Format::ShareGpt => "sharegpt",
-            Format::PromptCompletion => "prompt_completion",
-            Format::Alpaca => "alpaca",
-            Format::Text => "text",
-        }
+        let named = match self {
+            Format::Messages => DataFormat::Messages,
+            Format::ShareGpt => DataFormat::ShareGpt,
+            Format::PromptCompletion => DataFormat::PromptCompletion,
+            Format::Alpaca => DataFormat::Alpaca,
+            Format::Text => DataFormat::Text,
+        };
+        named.name()
     }
 
-    /// The format `data.format` names; `None` for `auto`.
-    ///
-    /// # Errors
-    /// Any other name.
-    pub fn named(name: &str) -> Result<Option<Format>> {
-        if name == "auto" {
-            return Ok(None);
-        }
-        Format::ALL.into_iter().find(|f| f.name() == name).map(Some).ok_or_else(|| {
-            let names: Vec<_> = Format::ALL.iter().map(|f| f.name()).collect();
-            Error::usage(format!("data.format '{}' isn't one of auto, {}", clean(name), names.join(", ")))
-        })
+    /// The format that `data.format` names; `None` where it is found by the columns, or rows are token ids.
+    #[must_use]
+    pub fn named(name: DataFormat) -> Option<Format> {
+        Format::ALL.into_iter().find(|f| f.name() == name.name())
     }
 
     /// The first format that `row` has the fields of.
@@ -260,12 +253,12 @@ mod tests {
         assert_eq!(Format::detect(&row), Some(Format::Messages));
         let row = json!({"text": "t", "prompt": "p", "completion": "c", "instruction": "i", "output": "o"});
         assert_eq!(Format::detect(&row), Some(Format::PromptCompletion));
-        assert_eq!(Format::named("alpaca").unwrap(), Some(Format::Alpaca));
+        assert_eq!(Format::named(DataFormat::Alpaca), Some(Format::Alpaca));
         assert_eq!(
             Format::Alpaca.read(&row).unwrap(),
             Format::Alpaca.read(&json!({"instruction": "i", "output": "o"})).unwrap()
         );
-        assert!(Format::named("chatml").unwrap_err().to_string().contains("prompt_completion"));
+        assert!(Format::ALL.iter().all(|f| f.name().parse().map(Format::named) == Ok(Some(*f))));
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Faults found by trying the program, about templates and tokenizers: FO-20, 21, 24, 26, 28, 30, 31, 81. What
 //! transformers does is what version 5.19 printed for the same files.
 
-use super::chat::{Chat, SystemFallback};
+use super::chat::Chat;
 use super::formats::Format;
-use super::mask::TrainOn;
 use super::template::Date;
 use super::testing::{BOS, CHATML, Fixture, IM_END, Model, chat_row, trained_text, write};
 use super::tokenizer::Tokenizer;
 use crate::checkpoint::SpecialIds;
+use crate::config::{SystemFallback, TrainOn};
 use crate::error::ExitCode;
 use serde_json::{Value as Json, json};
 
@@ -263,8 +263,8 @@ fn case_fo_30_a_generation_prompt_that_no_trained_turn_begins_with_is_told_once(
     let rows = [chat_row(QA), chat_row(QA)];
     let model = Fixture::template(&r1()).build();
     let expected = &["no trained turn begins with the generation prompt '<|im_start|>assistant\\n<think>\\n'"];
-    for train_on in ["assistant", "last_assistant", "all"] {
-        told(&model.prepare(&rows, |c| c.data.train_on = train_on.into()).unwrap().notes, expected);
+    for train_on in [TrainOn::Assistant, TrainOn::LastAssistant, TrainOn::All] {
+        told(&model.prepare(&rows, |c| c.data.train_on = train_on).unwrap().notes, expected);
     }
     let thinking = chat_row(&[("user", "q"), ("assistant", "<think>\nhm\n</think>\n\na")]);
     silent(&notes(&model, &[rows[0].clone(), thinking]), "generation prompt");

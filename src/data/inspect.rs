@@ -2,11 +2,11 @@
 
 use super::chat::{Chat, ModelFiles, Refused};
 use super::formats::{Format, fields};
-use super::pipeline::{OverLong, Settings};
+use super::pipeline::Settings;
 use super::reader;
 use super::tally::{file_name, shown_prompt};
 use super::template::{Date, clean};
-use crate::config::RunConfig;
+use crate::config::{OverLong, RunConfig};
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::fmt::Write;

@@ -19,38 +19,9 @@
 use super::messages::{Conversation, Reason, Turn};
 use super::template::{ChatTemplate, Context, Refusal, unused_marks};
 use super::tokenizer::Tokenizer;
-use crate::error::{Error, Result};
+use crate::config::TrainOn;
 use serde_json::Value as Json;
 use std::ops::Range;
-
-/// Which assistant turns carry loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TrainOn {
-    /// Every assistant turn.
-    Assistant,
-    /// The last one only.
-    LastAssistant,
-    /// Every token.
-    All,
-}
-
-impl TrainOn {
-    /// The value of `data.train_on`.
-    ///
-    /// # Errors
-    /// Any other name.
-    pub fn named(name: &str) -> Result<TrainOn> {
-        match name {
-            "assistant" => Ok(TrainOn::Assistant),
-            "last_assistant" => Ok(TrainOn::LastAssistant),
-            "all" => Ok(TrainOn::All),
-            other => Err(Error::usage(format!(
-                "data.train_on '{}' isn't one of assistant, last_assistant, all",
-                super::template::clean(other)
-            ))),
-        }
-    }
-}
 
 /// A rendered conversation with its trained bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,8 @@
 //! Masks of real shapes of template, through the whole path from row to tokens.
 
-use super::chat::SystemFallback;
 use super::formats::Format;
-use super::mask::TrainOn;
 use super::testing::{BOS, CHATML, Fixture, IM_END, IM_START, Model, chat_row, trained_text};
+use crate::config::{SystemFallback, TrainOn};
 use crate::error::Error;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};

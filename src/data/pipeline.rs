@@ -1,37 +1,20 @@
 //! From the config's files to a dataset: reads, renders, cuts, splits, and counts everything that doesn't make it.
 
-use super::chat::{Chat, ModelFiles, Refused, SystemFallback};
+use super::chat::{Chat, ModelFiles, Refused};
 use super::formats::{Format, fields};
-use super::mask::TrainOn;
 use super::reader;
 use super::sampler::holdout;
 use super::tally::{Tally, file_name, rows};
-use super::template::{Date, clean};
+use super::template::Date;
 use super::{Dataset, Row};
-use crate::config::{DataSection, RunConfig};
+use crate::config::{DataFormat, DataSection, OverLong, RunConfig, SystemFallback, TrainOn};
 use crate::error::{Error, Result};
 use crate::event::Stage;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// `data.format` of rows that are token ids already.
-const TOKENS: &str = "tokens";
-
 /// Rows between two progress reports.
 const REPORT_EVERY: u64 = 100;
-
-/// What happens to rows longer than `max_length`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OverLong {
-    /// Tokens past the length are cut off.
-    TruncateEnd,
-    /// Tokens are cut off at the start; a BOS stays in front.
-    TruncateStart,
-    /// The row is left out.
-    Drop,
-    /// The run doesn't start.
-    Error,
-}
 
 /// Settings of `[data]`, checked.
 #[derive(Clone, Copy, Debug)]
@@ -52,25 +35,11 @@ impl Settings {
         if !(0.0..1.0).contains(&data.eval_split) {
             return Err(Error::usage(format!("data.eval_split = {} isn't between 0 and 1", data.eval_split)));
         }
-        if data.packing {
-            return Err(Error::usage("data.packing = true isn't there yet").next("set it to false"));
-        }
-        let over_long = match data.over_long.as_str() {
-            "truncate_end" => OverLong::TruncateEnd,
-            "truncate_start" => OverLong::TruncateStart,
-            "drop" => OverLong::Drop,
-            "error" => OverLong::Error,
-            other => {
-                let what =
-                    format!("data.over_long '{}' isn't one of truncate_end, truncate_start, drop, error", clean(other));
-                return Err(Error::usage(what));
-            }
-        };
         Ok(Settings {
-            format: if data.format == TOKENS { None } else { Format::named(&data.format)? },
-            train_on: TrainOn::named(&data.train_on)?,
-            system: SystemFallback::named(&data.system_fallback)?,
-            over_long,
+            format: Format::named(data.format),
+            train_on: data.train_on,
+            system: data.system_fallback,
+            over_long: data.over_long,
             max_length: data.max_length,
         })
     }
@@ -92,7 +61,7 @@ pub fn prepare(
     if data.files.is_empty() {
         return Err(Error::usage("no data file is named").next("name JSONL or JSON files in data.files"));
     }
-    if data.format == TOKENS {
+    if data.format == DataFormat::Tokens {
         let mut out = Dataset::default();
         (out.train, out.eval) = super::tokens::read(data, &settings, model, stop, &mut out.facts)?;
         return Ok(finish(data, config.train.seed, out));

@@ -2,7 +2,7 @@
 
 use super::testing::{CHATML, Fixture, IM_END, chat_row};
 use super::{Dataset, Row};
-use crate::config::RunConfig;
+use crate::config::{DataFormat, OverLong, RunConfig, SystemFallback};
 use crate::error::{ExitCode, Result};
 use serde_json::{Value as Json, json};
 
@@ -36,7 +36,7 @@ fn case_da_06_the_format_is_shown_and_can_be_overridden() {
     assert!(noted(&data, "rows.jsonl: messages, 2 rows"), "{:?}", data.notes);
     let both = json!({"text": "t", "instruction": "i", "output": "o"});
     assert_eq!(run(std::slice::from_ref(&both), |_| {}).unwrap().facts.format, "alpaca");
-    assert_eq!(run(&[both], |c| c.data.format = "text".into()).unwrap().train[0].ids, [b't'.into(), IM_END]);
+    assert_eq!(run(&[both], |c| c.data.format = DataFormat::Text).unwrap().train[0].ids, [b't'.into(), IM_END]);
     // The first row names the file's format; others are counted, not guessed.
     let data = run(&[ab(), json!({"text": "x"})], |_| {}).unwrap();
     assert_eq!(data.facts.dropped["the row isn't in the file's format (messages)"], 1);
@@ -98,17 +98,17 @@ fn case_da_08_a_template_without_a_system_role() {
             error.contains("2 rows have one (first at rows.jsonl:2)") && error.contains("system_fallback"),
             "{error}"
         );
-        let folded = model().prepare(&rows, |c| c.data.system_fallback = "fold".into()).unwrap();
+        let folded = model().prepare(&rows, |c| c.data.system_fallback = SystemFallback::Fold).unwrap();
         assert_eq!(folded.facts.rows_used, 3);
         assert!(noted(&folded, "takes no system turn: 2 folded into the next user turn (first at rows.jsonl:2)"));
         let text = text_of(&folded.train[1]);
         assert!(text.contains("<|im_start|>user\ns\n\na<|im_end|>"), "{text}");
-        let dropped = model().prepare(&rows, |c| c.data.system_fallback = "drop".into()).unwrap();
+        let dropped = model().prepare(&rows, |c| c.data.system_fallback = SystemFallback::Drop).unwrap();
         assert_eq!(dropped.train[1], dropped.train[0]);
         assert!(noted(&dropped, "2 dropped"));
     }
     // Where the template has the role, the choice changes nothing.
-    let plain = run(&rows, |c| c.data.system_fallback = "drop".into()).unwrap();
+    let plain = run(&rows, |c| c.data.system_fallback = SystemFallback::Drop).unwrap();
     assert!(text_of(&plain.train[1]).contains("system\ns"));
 }
 
@@ -147,14 +147,13 @@ fn case_da_15_the_data_set_says_how_much_thinking_vanishes() {
 fn case_da_19_what_happens_to_long_rows_is_counted() {
     let mut rows = vec![sized(10, 5); 7]; // 16 tokens each
     rows.extend([sized(10, 60), sized(10, 70), sized(80, 20)]); // 71, 81, 101
-    let with = |how: &str| {
-        let how = how.to_string();
+    let with = |how: OverLong| {
         run(&rows, |c| {
             c.data.max_length = 64;
             c.data.over_long = how;
         })
     };
-    let end = with("truncate_end").unwrap();
+    let end = with(OverLong::TruncateEnd).unwrap();
     assert_eq!((end.facts.rows_used, end.facts.truncated), (9, 3));
     assert_eq!(end.facts.dropped["nothing left to train after the cut to max_length"], 1);
     assert!(
@@ -164,16 +163,16 @@ fn case_da_19_what_happens_to_long_rows_is_counted() {
     );
     assert!(end.train.iter().all(|r| r.ids.len() <= 64));
 
-    let start = with("truncate_start").unwrap();
+    let start = with(OverLong::TruncateStart).unwrap();
     assert_eq!((start.facts.rows_used, start.facts.truncated), (10, 3));
     assert!(start.train.iter().all(|r| r.ids.len() <= 64 && r.ids.last() == Some(&IM_END)));
     assert_eq!(start.train[9].trained_tokens(), 21);
 
-    let drop = with("drop").unwrap();
+    let drop = with(OverLong::Drop).unwrap();
     assert_eq!((drop.facts.rows_used, drop.facts.truncated), (7, 0));
     assert_eq!(drop.facts.dropped["longer than max_length"], 3);
 
-    let message = with("error").unwrap_err().to_string();
+    let message = with(OverLong::Error).unwrap_err().to_string();
     assert!(
         message.contains("3 rows are longer than max_length 64 (first at rows.jsonl:8; the longest has 101 tokens)"),
         "{message}"
@@ -186,7 +185,7 @@ fn truncate_start_keeps_bos() {
     let data = model
         .prepare(&[sized(20, 5)], |c| {
             c.data.max_length = 8;
-            c.data.over_long = "truncate_start".into();
+            c.data.over_long = OverLong::TruncateStart;
         })
         .unwrap();
     assert_eq!(data.train[0].ids, [257, 112, 99, 99, 99, 99, 99, IM_END]);
@@ -269,9 +268,6 @@ fn progress_counts_bytes_to_the_end() {
 fn settings_that_make_no_sense_are_refused() {
     assert!(refused(&[ab()], |c| c.data.max_length = 1).contains("max_length = 1"));
     assert!(refused(&[ab()], |c| c.data.eval_split = 1.0).contains("eval_split"));
-    assert!(refused(&[ab()], |c| c.data.over_long = "cut".into()).contains("truncate_end"));
-    assert!(refused(&[ab()], |c| c.data.train_on = "user".into()).contains("last_assistant"));
-    assert!(refused(&[ab()], |c| c.data.packing = true).contains("packing"));
     assert!(refused(&[ab()], |c| c.data.files.clear()).contains("no data file"));
 }
 

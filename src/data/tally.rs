@@ -1,11 +1,12 @@
 //! What happened to rows on the way to a dataset: counts by reason, with the place each was first met at.
 
-use super::chat::{Chat, SystemFallback, Tokens};
+use super::chat::{Chat, Tokens};
 use super::formats::Format;
-use super::pipeline::{OverLong, Settings};
+use super::pipeline::Settings;
 use super::reader;
 use super::template::clean;
 use super::{Dataset, Row};
+use crate::config::{OverLong, SystemFallback};
 use crate::error::{Error, Result};
 use crate::units::plural;
 use sha2::{Digest, Sha256};

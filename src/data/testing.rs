@@ -1,12 +1,11 @@
 //! The fixture of this room's tests: a byte-level tokenizer whose token ids are byte values, with eight specials.
 
-use super::chat::{Chat, ModelFiles, SystemFallback, Tokens};
+use super::chat::{Chat, ModelFiles, Tokens};
 use super::formats::Format;
-use super::mask::TrainOn;
 use super::template::Date;
 use super::{Dataset, pipeline};
 use crate::checkpoint::SpecialIds;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, SystemFallback, TrainOn};
 use crate::error::Result;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};

@@ -4,11 +4,11 @@
 //! first trains; with them, those that aren't −100 (place i of both lists is the same token, as in transformers). A label is
 //! −100 or the id at its place: another id, or anything that is no number, is refused.
 
-use super::pipeline::{OverLong, Settings};
+use super::pipeline::Settings;
 use super::reader;
 use super::template::clean;
 use super::{ModelFiles, Row};
-use crate::config::DataSection;
+use crate::config::{DataSection, OverLong};
 use crate::error::{Error, Result};
 use crate::event::DataFacts;
 use serde_json::Value as Json;

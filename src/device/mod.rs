@@ -30,7 +30,7 @@ pub mod uring;
 pub use attention::{Attention, AttentionKernel};
 pub use machine::{Disk, Gpu, Kernels, Machine, Past, Ram};
 
-use crate::config::RunConfig;
+use crate::config::{DeviceChoice, RunConfig};
 use crate::error::Result;
 use std::path::Path;
 
@@ -53,7 +53,7 @@ pub fn results_free(config: &RunConfig, model_dir: &Path, results: &Path) -> Opt
 /// # Errors
 /// The named profile can't be read.
 pub fn machine(config: &RunConfig, model_dir: Option<&Path>) -> Result<Machine> {
-    let use_gpu = config.train.device != "cpu";
+    let use_gpu = config.train.device != DeviceChoice::Cpu;
     let mut machine = match &config.machine {
         Some(file) => profile::load(file)?,
         None => probe::measure(model_dir, use_gpu),

@@ -156,6 +156,15 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_order_mark_changes_nothing() {
+        let text = format!("\u{feff}{GOOD}");
+        assert_eq!(parse(&text, "t.toml").unwrap(), parse(GOOD, "t.toml").unwrap());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        assert!(is_machine(file.path()));
+    }
+
+    #[test]
     fn shipped_profiles_are_found_by_name() {
         assert_eq!(load(Path::new("h200")).unwrap().name, "h200");
         assert_eq!(load(Path::new("cpu-only.toml")).unwrap().gpu, None);

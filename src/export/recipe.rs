@@ -1,6 +1,7 @@
 //! A run's settings in the words of other trainers, saying in comments what those can't express.
 
 use super::yaml::Yaml;
+use crate::config::TARGETS;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -75,8 +76,7 @@ impl Recipe {
         let list = self.config["lora"]["targets"].as_array().into_iter().flatten();
         let names: Vec<String> = list.filter_map(|t| t.as_str().map(String::from)).collect();
         if names.iter().any(|n| n == "all-linear") {
-            let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-            return all.map(String::from).to_vec();
+            return TARGETS.map(String::from).to_vec();
         }
         names
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::checkpoint::adapter::{AdapterConfig, AdapterTensor};
-use crate::config::RunConfig;
+use crate::config::{OverLong, RunConfig, TrainOn};
 use serde_json::Value;
 
 fn tensors(r: usize) -> Vec<AdapterTensor> {
@@ -99,7 +99,7 @@ fn the_axolotl_recipe_says_what_the_run_did() {
         c.train.learning_rate = 1e-7;
         c.train.warmup_steps = 0.1;
         c.data.eval_split = 0.05;
-        c.data.over_long = "drop".into();
+        c.data.over_long = OverLong::Drop;
     });
     fs::write(dir.join("report.json"), r#"{"data":{"format":"sharegpt"}}"#).unwrap();
     fs::write(dir.join("plan.json"), r#"{"n_blocks":4,"modes":{"lora":{"lowest_trainable":2}}}"#).unwrap();
@@ -133,7 +133,7 @@ fn the_axolotl_recipe_says_what_the_run_did() {
 fn the_llamafactory_recipe_brings_its_data_sets() {
     let (_root, dir) = run(|c| {
         c.data.eval_files = vec!["held-out.jsonl".into()];
-        c.data.train_on = "last_assistant".into();
+        c.data.train_on = TrainOn::LastAssistant;
         c.train.max_steps = 0;
         c.train.eval_steps = 5;
         c.train.warmup_steps = 3.0;

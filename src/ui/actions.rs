@@ -3,6 +3,7 @@
 use super::app::{App, Effect, Screen};
 use super::keys::{Action, notation};
 use super::overlay::{Answer, Overlay, Palette, Prompt};
+use crate::config::Mode;
 use crate::event::{Command, Level};
 use crate::plan::Verdict;
 use ratatui::crossterm::event::KeyEvent;
@@ -145,7 +146,7 @@ impl App {
             }
             None => Some(("No plan yet", self.plan.error().unwrap_or("pick a model on the Models screen").to_owned())),
             Some(report) => {
-                let mode = super::screens::plan::chosen(&self.config, report);
+                let mode = report.modes.of(self.config.train.mode);
                 if mode.verdict == Verdict::Infeasible {
                     let near = mode.nearest_fix.as_deref().map(|f| format!("\n\nNearest fix: {f}")).unwrap_or_default();
                     let text = format!("{}{near}", mode.reasons.join("\n"));
@@ -193,7 +194,10 @@ impl App {
     }
 
     fn toggle_mode(&mut self) -> Vec<Effect> {
-        self.config.train.mode = if self.config.train.mode == "full" { "lora" } else { "full" }.into();
+        self.config.train.mode = match self.config.train.mode {
+            Mode::Lora => Mode::Full,
+            Mode::Full => Mode::Lora,
+        };
         vec![Effect::Plan]
     }
 
@@ -266,16 +270,16 @@ impl App {
     fn edit_setting(&mut self) {
         let config = &self.config;
         match self.screen {
-            Screen::Plan => self.plan.form.start_edit(super::form::PLAN, config),
-            Screen::Data => self.data.form.start_edit(super::form::DATA, config),
+            Screen::Plan => self.plan.form.start_edit(&super::form::PLAN, config),
+            Screen::Data => self.data.form.start_edit(&super::form::DATA, config),
             _ => {}
         }
     }
 
     fn step_setting(&mut self, by: isize) -> Vec<Effect> {
         let stepped = match self.screen {
-            Screen::Plan => self.plan.form.stepped(super::form::PLAN, &self.config, by),
-            Screen::Data => self.data.form.stepped(super::form::DATA, &self.config, by),
+            Screen::Plan => self.plan.form.stepped(&super::form::PLAN, &self.config, by),
+            Screen::Data => self.data.form.stepped(&super::form::DATA, &self.config, by),
             _ => None,
         };
         stepped.map_or_else(Vec::new, |(key, value)| self.set(key, value))
@@ -293,8 +297,8 @@ impl App {
                 self.runs.list.filter_key(key, &name);
                 return Some(Vec::new());
             }
-            Screen::Plan => (&mut self.plan.form, super::form::PLAN),
-            Screen::Data => (&mut self.data.form, super::form::DATA),
+            Screen::Plan => (&mut self.plan.form, &*super::form::PLAN),
+            Screen::Data => (&mut self.data.form, &*super::form::DATA),
             _ => return None,
         };
         let (form, fields) = form;

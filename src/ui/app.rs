@@ -8,7 +8,7 @@ use super::overlay::{Overlay, QuitChoice, QuitDialog};
 use super::run::{Basis, Drive, RunView, Source, Spill};
 use super::screens::{data::DataScreen, models::ModelsScreen, plan::PlanScreen, run::RunPanes, runs::RunsScreen};
 use super::theme::Theme;
-use crate::config::RunConfig;
+use crate::config::{Mode, RunConfig};
 use crate::engine::{Fetched, ModelEntry, RunEntry};
 use crate::error::ExitCode;
 use crate::event::{Command, Event, EventKind, Level, RunFinished, RunStatus};
@@ -267,7 +267,7 @@ impl App {
             Msg::Planned(Ok(plan)) => self.plan.set(Ok(*plan)),
             Msg::Planned(Err(e)) => self.plan.set(Err(e)),
             Msg::Unready(why) => self.plan.ready(why.map(|why| match self.config.data.files.is_empty() {
-                true if self.config.train.mode == "lora" => "No training data yet: press 2 and set files".into(),
+                true if self.config.train.mode == Mode::Lora => "No training data yet: press 2 and set files".into(),
                 _ => why,
             })),
             Msg::Folders(folders) => {

@@ -211,9 +211,9 @@ impl Palette {
         };
         let all: Vec<String> = match (verb, rest.split_once(' ')) {
             // A key is found by any part of it, its values by their beginning.
-            ("set", None) => config_keys().filter(|k| k.contains(rest)).map(|k| format!("{k} ")).collect(),
+            ("set", None) => config_keys().filter(|k| k.path.contains(rest)).map(|k| format!("{} ", k.path)).collect(),
             ("set", Some((key, _))) => {
-                let field = PLAN.iter().chain(DATA).find(|f| f.key == key);
+                let field = PLAN.iter().chain(DATA.iter()).find(|f| f.key == key);
                 field.map_or(&[][..], |f| f.steps).iter().map(|v| format!("{key} {v}")).collect()
             }
             ("open", _) => Screen::ALL.iter().map(|s| s.name().to_lowercase()).collect(),

@@ -284,10 +284,10 @@ fn settings_change_by_arrow_or_by_text_and_plan_again_at_once() {
     assert_eq!(session.app.config.lora.r, 32);
     assert!(vram(&session) > before);
     // Every setting of both screens takes every value of its walk.
-    for (screen, fields) in [(Screen::Plan, form::PLAN), (Screen::Data, form::DATA)] {
+    for (screen, fields) in [(Screen::Plan, &form::PLAN), (Screen::Data, &form::DATA)] {
         session.send(Msg::Open(screen));
         press(&mut session, "g");
-        for field in fields {
+        for field in fields.iter() {
             for _ in 0..12 {
                 press(&mut session, "<left>");
             }
@@ -297,7 +297,7 @@ fn settings_change_by_arrow_or_by_text_and_plan_again_at_once() {
                 assert!(!shown.contains('✗') || shown.contains("INFEASIBLE"), "{} {value}: {shown}", field.key);
             }
             if let Some(last) = field.steps.last() {
-                assert_eq!((field.get)(&session.app.config), *last, "{}", field.key);
+                assert_eq!(field.get(&session.app.config), *last, "{}", field.key);
             }
             press(&mut session, "j");
         }

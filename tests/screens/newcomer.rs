@@ -202,7 +202,7 @@ fn case_fo_61_keys_values_screens_and_exports_are_completed() {
     press(&mut session, ": s e t <space> l r _ s c h <tab>");
     assert_eq!(typed(&session), "set train.lr_scheduler_type ");
     press(&mut session, "<esc> : s e t <space> s t r e a m . t i e r <space> d <tab> <ret>");
-    assert_eq!(session.app.config.stream.tier, "disk");
+    assert_eq!(session.app.config.stream.tier.name(), "disk");
     press(&mut session, ": o p e n <space> d <tab> <ret>");
     assert_eq!(session.app.screen, Screen::Data);
     press(&mut session, ": e x p o r t <space>");

@@ -70,7 +70,6 @@ fn the_environment_and_flags_name_what_is_wrong() {
     };
     let e = fail(&[("BSTUI_TRAIN__LEARNIG_RATE", "1")], &[]);
     assert!(e.contains("BSTUI_TRAIN__LEARNIG_RATE") && e.contains("'train.learning_rate'"), "{e}");
-    assert!(fail(&[("BSTUI_FORMAT", "auto")], &[]).contains("model.format or data.format"));
     assert!(fail(&[], &["train.seed"]).contains("sets nothing"));
     assert!(fail(&[], &["train.seed=x"]).contains("'train.seed' = x: expected a whole number"));
     assert!(fail(&[], &["train.deterministic=yes"]).contains("expected true or false"));

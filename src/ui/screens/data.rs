@@ -28,7 +28,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let height = DATA.len() as u16 + if compact { 1 } else { 2 };
     let [top, bottom] = Layout::vertical([Constraint::Max(height), Constraint::Fill(1)]).areas(area);
     let inner = pane(frame, top, Line::styled("dataset", theme.title()), true, compact, theme);
-    form(frame, inner, DATA, &app.data.form, &app.config, theme);
+    form(frame, inner, &DATA, &app.data.form, &app.config, theme);
     // A command stands outside any box, so that it can be copied.
     let boxless = compact || app.run.started.is_none();
     let inner = pane(frame, bottom, Line::styled("last run's data", theme.title()), false, boxless, theme);

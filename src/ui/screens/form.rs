@@ -26,7 +26,7 @@ impl FormState {
 
     pub(in crate::ui) fn start_edit(&mut self, fields: &[Field], config: &RunConfig) {
         if let Some(field) = fields.get(self.selected) {
-            self.editing = Some(Input::new(&(field.get)(config)));
+            self.editing = Some(Input::new(&field.get(config)));
         }
     }
 

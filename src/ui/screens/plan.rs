@@ -2,7 +2,7 @@
 
 use super::form::{FormState, draw as form};
 use super::whatif::WhatIf;
-use crate::config::RunConfig;
+use crate::config::Mode;
 use crate::event::TierName;
 use crate::plan::{ModePlan, PlanReport, Verdict, VramPlan, wear_text, words};
 use crate::ui::app::App;
@@ -77,12 +77,6 @@ impl PlanScreen {
     }
 }
 
-/// The plan of the mode that `config` asks for.
-#[must_use]
-pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
-    if config.train.mode == "full" { &plan.modes.full } else { &plan.modes.lora }
-}
-
 /// Colour of a verdict.
 #[must_use]
 pub fn verdict_tone(word: &str) -> Tone {
@@ -115,7 +109,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
     let form_height = PLAN.len() as u16 + if compact { 1 } else { 2 };
     let [settings, place] = Layout::vertical([Constraint::Max(form_height), Constraint::Fill(1)]).areas(left);
     let inner = pane(frame, settings, Line::styled("settings", theme.title()), !app.plan.details, compact, theme);
-    form(frame, inner, PLAN, &app.plan.form, &app.config, theme);
+    form(frame, inner, &PLAN, &app.plan.form, &app.config, theme);
     match (&app.plan.report, &app.plan.error) {
         (Some(report), _) => {
             placement(app, frame, place, report, compact);
@@ -188,7 +182,7 @@ fn verdicts(app: &App, frame: &mut Frame, area: Rect, compact: bool) {
         return;
     };
     for (row, (mode, name, plan)) in
-        [("lora", "LoRA", &report.modes.lora), ("full", "Full", &report.modes.full)].into_iter().enumerate()
+        [(Mode::Lora, "LoRA", &report.modes.lora), (Mode::Full, "Full", &report.modes.full)].into_iter().enumerate()
     {
         let at = Rect { y: inner.y + row as u16, height: 1, ..inner };
         let chosen = app.config.train.mode == mode;
@@ -247,7 +241,7 @@ fn placement(app: &App, frame: &mut Frame, area: Rect, report: &PlanReport, comp
         return;
     }
     let theme = app.theme;
-    let plan = chosen(&app.config, report);
+    let plan = report.modes.of(app.config.train.mode);
     let tiers: Vec<TierName> = plan.placement.iter().map(|p| p.tier).collect();
     let mut title = vec![Span::styled("layers ", theme.title())];
     title.extend(counts(&tiers, area.width >= 40, report.machine.gpu.is_none(), theme));
@@ -272,7 +266,7 @@ struct Column {
 
 impl Column {
     fn of(app: &App, area: Rect, writers: &[Writer], report: &PlanReport, wide: bool, compact: bool) -> Column {
-        let plan = chosen(&app.config, report);
+        let plan = report.modes.of(app.config.train.mode);
         let borders = if compact { 0 } else { 2 };
         let width = (area.width as usize).saturating_sub(borders);
         let sections: Vec<Section> =

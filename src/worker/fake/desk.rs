@@ -11,7 +11,7 @@ use crate::event::{Command, Event, EventKind, Gauges};
 use crate::plan::{Edit, PlanReport};
 use crate::report;
 use crate::units::Bytes;
-use crate::worker::desk::{chosen, refuse_infeasible};
+use crate::worker::desk::refuse_infeasible;
 use crate::worker::{RunHandle, Signals};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl Services for FakeDesk {
         let run_id = format!("fake-{}", self.started);
         let run_dir = config.results.as_ref().unwrap_or(&self.results).join(&run_id);
         std::fs::create_dir_all(&run_dir).map_err(|e| Error::io("create", &run_dir, e))?;
-        let record = FakeRecord::new(run_dir.clone(), config.clone(), chosen(config, &plan).clone());
+        let record = FakeRecord::new(run_dir.clone(), config.clone(), plan.modes.of(config.train.mode).clone());
         let job = Job { config: config.clone(), run_dir, run_id, plan: plan.clone(), resume: None };
         let engine = FakeEngine { n_blocks: plan.n_blocks, ..self.engine.clone() };
         let gauges = Box::new(|| Gauges {

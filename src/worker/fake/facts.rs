@@ -1,7 +1,7 @@
 //! Facts of the scripted desk: a laptop, four checkpoints, their plans and three past runs.
 
 use super::engine::{lowest_trainable, tiers};
-use crate::config::RunConfig;
+use crate::config::{RunConfig, TierChoice};
 use crate::device::{Disk, Gpu, Machine, Ram};
 use crate::engine::{ModelEntry, RunEntry};
 use crate::error::{Error, Result};
@@ -125,7 +125,7 @@ pub fn plan_of(config: &RunConfig, models: Vec<ModelEntry>, edits: &[Edit]) -> R
         let n = tiers(model.n_blocks).iter().filter(|x| **x == t).count() as u64;
         Bytes(n * block)
     };
-    let small = model.bytes.0 < machine.ram.pinnable.0 && config.stream.tier != "disk";
+    let small = model.bytes.0 < machine.ram.pinnable.0 && config.stream.tier != TierChoice::Disk;
     let verdict = match (fits, small) {
         (false, _) => Verdict::Infeasible,
         (true, true) => Verdict::Ram,
