@@ -88,8 +88,8 @@ impl Generator {
         }
         self.position += ids.len();
         let last = x.select(1, -1);
-        let normed = kernels.rms_norm(&last, &self.residents.norm, self.arch.norm_eps)?;
-        let logits = logits(&normed, self.residents.head.as_ref(), &mut self.streamer, n, self.kind)?;
+        let normed = self.residents.normed(kernels, &last)?;
+        let logits = logits(&normed, &self.residents, &mut self.streamer, n, self.kind)?;
         // The trace is the trainer's; here it only must not grow.
         self.streamer.snapshot()?;
         Ok(logits.to_device(Device::Cpu).view([-1]))

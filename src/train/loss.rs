@@ -1,11 +1,13 @@
-//! The turn of the walk: final norm, head and loss of every micro-batch, and the gradient that goes down.
+//! The turn of the walk: final norm, head and objective of every micro-batch, and the gradient that goes down.
 
+use super::objective::{Scored, Sums};
 use super::walk::BlockWalk;
+use crate::data::collate::Batch;
 use crate::error::Result;
 use crate::event::Phase;
-use crate::model::head::{HeadLoss, OnlineHead, head_loss};
+use crate::model::head::{Asked, HeadLoss, OnlineHead, head_loss};
 use crate::model::visit::head_pieces;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 /// The places of a micro-batch that carry loss.
 struct Labelled {
@@ -21,29 +23,37 @@ struct Labelled {
     shape: Vec<i64>,
 }
 
+impl Labelled {
+    /// What the head is asked of them.
+    fn asked(&self, cap: Option<f64>, wanted: bool, tokens: usize) -> Asked<'_> {
+        Asked { hidden: &self.normed, labels: &self.labels, cap, wanted, tokens }
+    }
+}
+
 impl BlockWalk {
-    /// Sum of token losses (f64 scalar) over all micro-batches, and its gradient for each `x` `[B, S, H]` if `wanted`.
+    /// Sums of the objective's metrics over all micro-batches, and if `wanted` the gradient of the weighted sum of token
+    /// losses for each `x` `[B, S, H]`, without the factor that all tokens share.
     pub(super) fn losses(
         &mut self,
+        batches: &[Batch],
         xs: Vec<Tensor>,
         labels: Vec<Option<(Tensor, Tensor)>>,
         wanted: bool,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
+    ) -> Result<(Sums, Vec<Tensor>)> {
         self.streamer.begin(Phase::Head, self.arch.n_layers - 1)?;
-        let mut sum = Tensor::f_zeros([], (Kind::Double, self.device))?;
+        let mut sums = Sums::default();
         let mut gxs = Vec::new();
         let heard = self.streamer.heard();
+        let (cap, tokens) = (self.residents.cap, self.loss_chunk);
         if self.residents.head.is_some() {
             // One micro-batch at a time: only one's states and chunk of logits are there at once.
-            for (x, labels) in xs.into_iter().zip(labels) {
+            for ((batch, x), labels) in batches.iter().zip(xs).zip(labels) {
                 let labelled = self.labelled(&x, labels)?;
                 let loss = match (&labelled, &self.residents.head) {
-                    (Some(l), Some(head)) => {
-                        Some(head_loss(self.kernels, &l.normed, &l.labels, head, wanted, self.loss_chunk, &heard)?)
-                    }
+                    (Some(l), Some(head)) => Some(head_loss(self.kernels, l.asked(cap, wanted, tokens), head, &heard)?),
                     _ => None,
                 };
-                self.collect(labelled, loss, wanted, &x, &mut sum, &mut gxs)?;
+                gxs.extend(self.collect(batch, labelled, loss, wanted, &x, &mut sums)?);
                 self.streamer.pump()?;
             }
         } else {
@@ -51,51 +61,51 @@ impl BlockWalk {
             let labelled: Vec<_> = xs.iter().zip(labels).map(|(x, l)| self.labelled(x, l)).collect::<Result<_>>()?;
             let mut online = Vec::new();
             for l in &labelled {
-                let start = |l: &Labelled| OnlineHead::new(self.kernels, &l.normed, &l.labels, wanted, self.loss_chunk);
+                let start = |l: &Labelled| OnlineHead::new(self.kernels, l.asked(cap, wanted, tokens));
                 online.push(l.as_ref().map(start).transpose()?);
             }
             head_pieces(&mut self.streamer, self.arch.n_layers, self.kind, &mut |rows, first| {
                 online.iter_mut().flatten().try_for_each(|o| o.chunk(rows, first, &heard))
             })?;
-            for ((o, l), x) in online.into_iter().zip(labelled).zip(&xs) {
+            for (((batch, o), l), x) in batches.iter().zip(online).zip(labelled).zip(&xs) {
                 let loss = o.map(OnlineHead::finish).transpose()?;
-                self.collect(l, loss, wanted, x, &mut sum, &mut gxs)?;
+                gxs.extend(self.collect(batch, l, loss, wanted, x, &mut sums)?);
             }
         }
-        Ok((sum, gxs))
+        Ok((sums, gxs))
     }
 
     fn labelled(&self, x: &Tensor, labels: Option<(Tensor, Tensor)>) -> Result<Option<Labelled>> {
         let Some((places, labels)) = labels else { return Ok(None) };
         let states = x.view([-1, x.size()[2]]).f_index_select(0, &places)?;
-        let normed = self.kernels.rms_norm(&states, &self.residents.norm, self.arch.norm_eps)?;
+        let normed = self.residents.normed(self.kernels, &states)?;
         Ok(Some(Labelled { places, labels, states, normed, shape: x.size() }))
     }
 
-    /// Adds a micro-batch's loss, and takes its gradient through the final norm to where its tokens stand.
+    /// Adds what the objective makes of a micro-batch, and if `wanted` takes its gradient through the final norm to where
+    /// its tokens stand: `[B, S, H]`, zero where there is no label.
     fn collect(
         &self,
+        batch: &Batch,
         labelled: Option<Labelled>,
         loss: Option<HeadLoss>,
         wanted: bool,
         x: &Tensor,
-        sum: &mut Tensor,
-        gxs: &mut Vec<Tensor>,
-    ) -> Result<()> {
+        sums: &mut Sums,
+    ) -> Result<Option<Tensor>> {
         let (Some(l), Some(loss)) = (labelled, loss) else {
-            if wanted {
-                gxs.push(x.f_zeros_like()?);
-            }
-            return Ok(());
+            return Ok(if wanted { Some(x.f_zeros_like()?) } else { None });
         };
-        *sum += loss.loss_sum;
-        if let Some(g) = loss.grad {
-            drop(l.normed);
-            self.kernels.rms_norm_backward(&l.states, &self.residents.norm, self.arch.norm_eps, &g, None)?;
-            let mut gx = x.f_zeros_like()?.view([-1, l.shape[2]]);
-            let _ = gx.f_index_copy_(0, &l.places, &g)?;
-            gxs.push(gx.view(l.shape.as_slice()));
+        let score = self.objective.score(&Scored { batch, nll: &loss.nll })?;
+        sums.add(score.sums);
+        let Some(mut g) = loss.grad else { return Ok(None) };
+        if let Some(weights) = score.weights {
+            let _ = g.f_mul_(&weights.unsqueeze(1))?;
         }
-        Ok(())
+        drop(l.normed);
+        self.residents.normed_backward(self.kernels, &l.states, &g)?;
+        let mut gx = x.f_zeros_like()?.view([-1, l.shape[2]]);
+        let _ = gx.f_index_copy_(0, &l.places, &g)?;
+        Ok(Some(gx.view(l.shape.as_slice())))
     }
 }

@@ -5,6 +5,7 @@ mod bound;
 mod inputs;
 mod learned;
 mod loss;
+pub mod objective;
 mod open;
 pub mod optim;
 mod resume;

@@ -4,10 +4,11 @@
 //! stops at the lowest trainable block; blocks below it keep no activation.
 
 use super::inputs::Inputs;
+use super::objective::{Objective, Sft, Sums, mean};
 use crate::checkpoint::{Arch, Checkpoint};
 use crate::data::collate::Batch;
 use crate::error::Result;
-use crate::event::Phase;
+use crate::event::{LOSS, Metrics, Phase};
 use crate::model::rope::{RopeCache, RopeTable};
 use crate::model::visit::{Streamed, logits};
 use crate::model::{Adapter, BlockContext, Kernels, Residents, block_backward, block_forward};
@@ -40,11 +41,11 @@ pub struct StepContext {
     pub more: bool,
 }
 
-/// Loss and gradient of a step.
+/// Metrics and gradient of a step.
 #[derive(Debug)]
 pub struct StepLoss {
-    /// Token-weighted mean; NaN when no token carried loss.
-    pub loss: f64,
+    /// What the objective measured: the loss, which is NaN when no token carried loss, and whatever else it names.
+    pub metrics: Metrics,
     /// Tokens that carried loss.
     pub trained_tokens: u64,
     /// Tokens through the blocks, padding not counted.
@@ -53,12 +54,20 @@ pub struct StepLoss {
     pub grad: Tensor,
 }
 
+impl StepLoss {
+    /// The loss that is minimised; NaN when no token carried loss.
+    #[must_use]
+    pub fn loss(&self) -> f64 {
+        self.metrics.get(LOSS).unwrap_or(f64::NAN)
+    }
+}
+
 /// A step whose kernels are queued.
 #[derive(Debug)]
 pub struct QueuedStep {
-    /// Sum of the token losses, f64 on the device.
-    loss_sum: Tensor,
-    weight: f64,
+    sums: Sums,
+    /// What the loss is a mean over.
+    units: u64,
     trained_tokens: u64,
     tokens: u64,
     /// As [`StepLoss::grad`].
@@ -66,12 +75,15 @@ pub struct QueuedStep {
 }
 
 impl QueuedStep {
-    /// Waits for the loss.
-    #[must_use]
-    pub fn read(self) -> StepLoss {
-        let QueuedStep { loss_sum, weight, trained_tokens, tokens, grad } = self;
-        let loss = if trained_tokens == 0 { f64::NAN } else { loss_sum.double_value(&[]) * weight };
-        StepLoss { loss, trained_tokens, tokens, grad }
+    /// Waits for the metrics.
+    ///
+    /// # Errors
+    /// A kernel failed.
+    pub fn read(self) -> Result<StepLoss> {
+        let QueuedStep { sums, units, trained_tokens, tokens, grad } = self;
+        let mut metrics = Metrics::from([(LOSS, f64::NAN)]);
+        metrics.extend(sums.read(mean(units))?.iter());
+        Ok(StepLoss { metrics, trained_tokens, tokens, grad })
     }
 }
 
@@ -79,6 +91,8 @@ impl QueuedStep {
 pub struct BlockWalk {
     /// Architecture.
     pub arch: Arch,
+    /// What a step minimises.
+    pub objective: Box<dyn Objective>,
     /// Adapter under training.
     pub adapter: Adapter,
     /// The stream of blocks.
@@ -102,7 +116,7 @@ pub struct BlockWalk {
 }
 
 impl BlockWalk {
-    /// Joins the parts; they must be of one checkpoint and device.
+    /// Joins the parts; they must be of one checkpoint and device. It minimises [`Sft`] until told otherwise.
     #[must_use]
     pub fn new(
         checkpoint: &Checkpoint,
@@ -115,6 +129,7 @@ impl BlockWalk {
         let device = streamer.device();
         BlockWalk {
             arch: checkpoint.arch.clone(),
+            objective: Box::new(Sft),
             adapter,
             streamer,
             kernels: Kernels::of(device),
@@ -194,10 +209,10 @@ impl BlockWalk {
     /// # Errors
     /// A read, copy or kernel failed, or the observer stopped the walk.
     pub fn step(&mut self, batches: &[Batch], context: StepContext, observe: Observer<'_>) -> Result<StepLoss> {
-        Ok(self.queue_step(batches, context, observe)?.read())
+        self.queue_step(batches, context, observe)?.read()
     }
 
-    /// As [`BlockWalk::step`], but leaves the loss on the device: nothing has been waited for.
+    /// As [`BlockWalk::step`], but leaves the metrics on the device: nothing has been waited for.
     ///
     /// # Errors
     /// As [`BlockWalk::step`].
@@ -227,7 +242,7 @@ impl BlockWalk {
 
         self.boundaries.prefetch()?;
         observe(Visit { phase: Phase::Head, block: n - 1, index: n }, &mut self.streamer)?;
-        let (loss_sum, mut gxs) = self.losses(xs, labels, true)?;
+        let (sums, mut gxs) = self.losses(batches, xs, labels, true)?;
 
         for (index, block) in (self.lowest()..n).rev().enumerate() {
             let visit = Visit { phase: Phase::Backward, block, index: n + index };
@@ -250,9 +265,14 @@ impl BlockWalk {
         }
         // Only here, in f32: what went down through the blocks was the sum's gradient, which f16 holds at any number of
         // tokens.
-        let weight = 1.0 / trained_tokens.max(1) as f64;
-        let grad = grads.shallow_clone().f_mul_scalar_(weight)?;
-        Ok(QueuedStep { loss_sum, weight, trained_tokens, tokens, grad })
+        let units = self.units(batches);
+        let grad = grads.shallow_clone().f_mul_scalar_(self.objective.factor(units))?;
+        Ok(QueuedStep { sums, units, trained_tokens, tokens, grad })
+    }
+
+    /// What the loss over `batches` is a mean over.
+    fn units(&self, batches: &[Batch]) -> u64 {
+        batches.iter().map(|b| self.objective.units(b)).sum()
     }
 
     /// One block over every micro-batch, forward only.
@@ -280,15 +300,15 @@ impl BlockWalk {
         Ok(())
     }
 
-    /// Held-out loss: sum over trained tokens, and their number. Forward only, dropout off.
+    /// Held-out loss: its sum, and the number of units (trained tokens, …) that it is a mean over. Forward only, dropout off.
     ///
     /// # Errors
     /// As [`BlockWalk::step`].
     pub fn evaluate(&mut self, batches: &[Batch], observe: Observer<'_>) -> Result<(f64, u64)> {
         let _no_grad = tch::no_grad_guard();
         let Inputs { xs, labels, .. } = self.forward(batches, observe)?;
-        let (sum, _) = self.losses(xs, labels, false)?;
-        Ok((sum.double_value(&[]), batches.iter().map(|b| b.trained_tokens() as u64).sum()))
+        let (sums, _) = self.losses(batches, xs, labels, false)?;
+        Ok((sums.read(1.0)?.get(LOSS).unwrap_or(0.0), self.units(batches)))
     }
 
     /// The inputs with hidden states `[B, S, H]` after the last block in their place, forward only, dropout off.
@@ -314,9 +334,8 @@ impl BlockWalk {
         let x = self.forward(std::slice::from_ref(batch), &mut |_, _| Ok(()))?.xs.remove(0);
         let (rows, s, hidden) = x.size3()?;
         let x = x.view([rows * s, hidden]);
-        let normed = self.kernels.rms_norm(&x, &self.residents.norm, self.arch.norm_eps)?.view([rows, s, hidden]);
-        let (head, n) = (self.residents.head.as_ref(), self.arch.n_layers);
-        logits(&normed, head, &mut self.streamer, n, self.kind)
+        let normed = self.residents.normed(self.kernels, &x)?.view([rows, s, hidden]);
+        logits(&normed, &self.residents, &mut self.streamer, self.arch.n_layers, self.kind)
     }
 }
 

@@ -15,6 +15,7 @@ mod configs;
 mod data_rows;
 #[cfg(feature = "tui")]
 mod desk;
+mod earlier;
 mod exits;
 mod facts;
 #[cfg(feature = "hub")]
@@ -50,6 +51,8 @@ mod gpu_speed;
 mod half;
 #[cfg(feature = "torch")]
 mod learned;
+#[cfg(feature = "torch")]
+mod objective;
 #[cfg(feature = "torch")]
 mod resumes;
 #[cfg(feature = "torch")]
