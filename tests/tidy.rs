@@ -253,6 +253,18 @@ fn check_words(file: &str, text: &str) -> Vec<String> {
     found
 }
 
+/// A run executes its plan: what `[stream]` and `[wear]` ask for is the planner's to read, not that of rooms below a run.
+fn check_plan_is_all(file: &str, text: &str) -> Vec<String> {
+    if !["store", "stream", "model", "train", "infer"].contains(&room_of(file)) {
+        return Vec::new();
+    }
+    let code = code_only(text);
+    let reads = |line: &&str| {
+        ["StreamSection", "WearSection", "config.stream", "config.wear"].iter().any(|word| line.contains(word))
+    };
+    code.lines().filter(reads).map(|line| format!("{file}: a key past the plan: {}", line.trim())).collect()
+}
+
 /// Paths of one machine, and hosts of package registries. Tests that need a home folder say `alice`'s, or `u`'s.
 fn check_places(file: &str, text: &str) -> Vec<String> {
     let folders = [concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
@@ -365,6 +377,11 @@ fn rooms_name_only_lower_rows() {
 }
 
 #[test]
+fn a_run_reads_no_key_past_its_plan() {
+    over_sources(check_plan_is_all);
+}
+
+#[test]
 fn every_file_has_a_header() {
     over_sources(check_header);
 }
@@ -423,6 +440,10 @@ fn the_checks_can_fail() {
     assert_eq!(directions("newroom/mod.rs", ""), 1);
     assert_eq!(directions("plan/a.rs", "// use crate::ui::x;\n/* crate::ui::y /* */ */ let s = \"crate::ui::z\";"), 0);
     assert_eq!(directions("plan/a.rs", "let c = '\"'; use crate::ui::x; let d = '\\''; let e = r#\"crate::ui\"#;"), 1);
+
+    assert_eq!(check_plan_is_all("train/open.rs", "let n = job.config.stream.loss_chunk;").len(), 1);
+    assert_eq!(check_plan_is_all("train/open.rs", "let n = plan.stream.loss_chunk; // config.stream").len(), 0);
+    assert_eq!(check_plan_is_all("plan/room.rs", "let n = config.stream.loss_chunk;").len(), 0);
 
     assert_eq!(check_header("a.rs", "use std::fs;\n//! late").len(), 1);
     assert_eq!(check_header("a.rs", "//! Does a thing.").len(), 0);

@@ -1,20 +1,20 @@
 //! The exact command that runs a plan: every key that differs from its default, quoted for a shell.
 
-use crate::config::RunConfig;
+use crate::config::{Mode, RunConfig};
 use crate::error::Result;
 use toml::Value;
 
 /// `blockstream-tui train --set model.path=… --set …` for `config` in `mode`.
-pub fn command(config: &RunConfig, model: &str, mode: &str) -> String {
+pub fn command(config: &RunConfig, model: &str, mode: Mode) -> String {
     let mut config = config.clone();
-    config.train.mode = mode.into();
+    config.train.mode = mode;
     config.machine = None;
     if config.model.path.is_empty() {
         config.model.path = model.into();
     }
-    let mut default = RunConfig::default();
-    default.model.format = config.model.format.clone();
-    let (Ok(Value::Table(now)), Ok(Value::Table(then))) = (Value::try_from(&config), Value::try_from(&default)) else {
+    let (Ok(Value::Table(now)), Ok(Value::Table(then))) =
+        (Value::try_from(&config), Value::try_from(RunConfig::default()))
+    else {
         return String::new();
     };
     let mut words = vec!["blockstream-tui train".to_string()];
@@ -83,7 +83,7 @@ mod tests {
         c.data.files = vec!["my data.jsonl".into(), "b.jsonl".into()];
         c.lora.r = 8;
         c.stream.host_budget = crate::config::ByteSize(64_000_000);
-        let line = command(&c, "it's/here", "lora");
+        let line = command(&c, "it's/here", Mode::Lora);
         assert_eq!(
             line,
             "blockstream-tui train --set 'data.files=my data.jsonl,b.jsonl' --set lora.r=8 \
@@ -95,6 +95,6 @@ mod tests {
         assert_eq!((&back.data.files, back.lora.r, back.stream.host_budget), (&c.data.files, 8, c.stream.host_budget));
         let read = read(&line).unwrap();
         assert_eq!((read.data.files, read.model.path), (c.data.files, "it's/here".to_owned()), "as a shell would");
-        assert!(command(&RunConfig::default(), "m", "full").ends_with("--set model.path=m --set train.mode=full"));
+        assert!(command(&RunConfig::default(), "m", Mode::Full).ends_with("--set model.path=m --set train.mode=full"));
     }
 }

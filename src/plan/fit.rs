@@ -8,7 +8,7 @@ use super::room::{Limit, Room};
 use super::shape::{Job, Model};
 use super::time;
 use super::types::{StreamPlan, VramPlan};
-use crate::config::RunConfig;
+use crate::config::{HeadPlace, Offload, RunConfig};
 use crate::device::Machine;
 use crate::event::TierName;
 use crate::units::Bytes;
@@ -39,14 +39,18 @@ pub struct Fit {
 /// Ways to spare device memory that the config leaves open, the fastest first, with this chunk of the feed-forward.
 fn thrifts(config: &RunConfig, on_device: bool, mlp_chunk: usize) -> Vec<Thrift> {
     let s = &config.stream;
-    let choices = |value: &str, always: &str| match value {
-        "auto" if on_device => vec![false, true],
-        "auto" => vec![false],
-        v => vec![v == always],
+    let either = if on_device { vec![false, true] } else { vec![false] };
+    let heads = match s.head {
+        HeadPlace::Auto => either.clone(),
+        place => vec![place == HeadPlace::Stream],
+    };
+    let offloads = match s.activation_offload {
+        Offload::Auto => either,
+        offload => vec![offload == Offload::On],
     };
     let mut all = Vec::new();
-    for stream_head in choices(&s.head, "stream") {
-        for offload in choices(&s.activation_offload, "on") {
+    for &stream_head in &heads {
+        for &offload in &offloads {
             all.push(Thrift { stream_head, offload, mlp_chunk: mlp_chunk as u64 });
         }
     }

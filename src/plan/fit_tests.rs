@@ -65,7 +65,7 @@ proptest! {
         let mut config = RunConfig::default();
         config.data.max_length = length;
         config.lora.top_fraction = if half { 0.5 } else { 1.0 };
-        (config.stream.head, config.stream.activation_offload) = ("resident".into(), "off".into());
+        (config.stream.head, config.stream.activation_offload) = (HeadPlace::Resident, Offload::Off);
         let (m, job) = (Model::of(&c, false), Job::of(&config, &c).unwrap());
         let machine = machine(vram << 20, ram << 20, [disk, link, flops]);
         let ours = fit(&m, &job, &machine, &config);

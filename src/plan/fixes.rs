@@ -8,7 +8,7 @@ use super::shape::Job;
 use super::types::Verdict;
 use super::verdict::{Inputs, blockers, judge_fit, no_space};
 use super::whatif::Edit;
-use crate::config::{ByteSize, Resident, RunConfig};
+use crate::config::{ByteSize, DeviceChoice, HeadPlace, Mode, Offload, Resident, RunConfig, TierChoice};
 use crate::device::Machine;
 use crate::units::GB;
 
@@ -53,7 +53,7 @@ pub fn lora(x: &Inputs<'_>, verdict: Verdict) -> Fix {
     let edits = if to == Verdict::Ram { free_settings(x.config) } else { settings(x.config) };
     if let Some((words, config)) = first_setting(x, edits, &goal) {
         let to = if to == Verdict::Ram { " to keep the whole model in memory" } else { "" };
-        let command = command::command(&config, &x.checkpoint.name, "lora");
+        let command = command::command(&config, &x.checkpoint.name, Mode::Lora);
         return (Some(format!("set {words}{to}")), Some(command));
     }
     let to = if to == Verdict::Ram { " would keep the whole model in memory" } else { " would do" };
@@ -87,9 +87,9 @@ pub fn full(x: &Inputs<'_>, lora: Verdict, eight_bit: Verdict) -> Fix {
         return (for_full, None);
     }
     let mut config = x.config.clone();
-    config.train.mode = "lora".into();
+    config.train.mode = Mode::Lora;
     let runs = x.checkpoint.plan_only.is_none();
-    let command = runs.then(|| command::command(&config, &x.checkpoint.name, "lora"));
+    let command = runs.then(|| command::command(&config, &x.checkpoint.name, Mode::Lora));
     let full = for_full.map(|f| format!("; full finetuning takes {}", f.trim_start_matches("set ")));
     let text =
         format!("set train.mode = lora ({}): its base is never written{}", lora.word(), full.unwrap_or_default());
@@ -164,11 +164,11 @@ fn free_settings(config: &RunConfig) -> Vec<Try> {
     let s = &config.stream;
     let mut tries = Vec::new();
     let mut one = |e: Setting| tries.push(Try::These(vec![e]));
-    if config.train.device == "cuda" {
-        one(edit("train.device", "auto", |c| c.train.device = "auto".into()));
+    if config.train.device == DeviceChoice::Cuda {
+        one(edit("train.device", "auto", |c| c.train.device = DeviceChoice::Auto));
     }
-    if s.tier != "auto" {
-        one(edit("stream.tier", "auto", |c| c.stream.tier = "auto".into()));
+    if s.tier != TierChoice::Auto {
+        one(edit("stream.tier", "auto", |c| c.stream.tier = TierChoice::Auto));
     }
     if s.host_budget.0 > 0 {
         one(edit("stream.host_budget", "0 (what is free)", |c| c.stream.host_budget = ByteSize(0)));
@@ -197,11 +197,11 @@ fn settings(config: &RunConfig) -> Vec<Try> {
         let words = if to == 0 { "0 (as many as fit)".into() } else { to.to_string() };
         edit("stream.slots", words, move |c| c.stream.slots = to)
     };
-    if s.head == "resident" {
-        tries.push(Try::These(vec![edit("stream.head", "auto", |c| c.stream.head = "auto".into())]));
+    if s.head == HeadPlace::Resident {
+        tries.push(Try::These(vec![edit("stream.head", "auto", |c| c.stream.head = HeadPlace::Auto)]));
     }
-    if s.activation_offload == "off" {
-        let auto = edit("stream.activation_offload", "auto", |c| c.stream.activation_offload = "auto".into());
+    if s.activation_offload == Offload::Off {
+        let auto = edit("stream.activation_offload", "auto", |c| c.stream.activation_offload = Offload::Auto);
         tries.push(Try::These(vec![auto]));
     }
     if !s.allow_hdd {

@@ -12,6 +12,7 @@ use super::types::{Candidate, ModePlan, PerStep, SecondsRange, StreamPlan, Verdi
 use super::verdict::{Inputs, blockers, placement, tier_bytes};
 use super::wear::{self, Writes};
 use super::{fixes, time, words};
+use crate::config::{Offload, TARGETS, TierChoice};
 use crate::event::TierName;
 use crate::units::{Bytes, count};
 
@@ -129,8 +130,7 @@ fn eight_bit(x: &Inputs<'_>) -> Candidate {
 
 /// The step's numbers with every block and every matrix trained, and no adapter.
 pub fn job(x: &Inputs<'_>) -> Job {
-    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"].map(String::from);
-    Job { lowest: 0, targets: targets.to_vec(), r: 0, dropout: false, ..x.job.clone() }
+    Job { lowest: 0, targets: TARGETS.map(String::from).to_vec(), r: 0, dropout: false, ..x.job.clone() }
 }
 
 /// Bytes of a weight as the forward pass reads it.
@@ -202,11 +202,11 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
     }
     // Device: as many slots as wished; else fewer; else inputs wait in host memory; else single parts.
     let wished = c.stream.ring_slots().clamp(1, m.blocks.len().max(1));
-    let offloads: &[bool] = match c.stream.activation_offload.as_str() {
-        "on" => &[true],
-        "off" => &[false],
-        _ if gpu.is_none() => &[false],
-        _ => &[false, true],
+    let offloads: &[bool] = match c.stream.activation_offload {
+        Offload::On => &[true],
+        Offload::Off => &[false],
+        Offload::Auto if gpu.is_none() => &[false],
+        Offload::Auto => &[false, true],
     };
     // Part by part the feed-forward goes in one: its chunks would use three parts at once.
     let thrift = |ring, offload| {
@@ -240,7 +240,7 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
         terms
     };
     let pinned = gpu.is_none() || all <= x.machine.ram.pinnable;
-    let in_host = c.stream.tier != "disk" && pinned && memory::total(&host_of(true, 0)) <= room;
+    let in_host = c.stream.tier != TierChoice::Disk && pinned && memory::total(&host_of(true, 0)) <= room;
     // Blocks ahead, the one in work and the one on its way back; two at least.
     let wished = (c.stream.prefetch_ahead as u64 + 2).min(m.blocks.len() as u64 + 1).max(2);
     let buffers = (2..=wished).rev().find(|b| memory::total(&host_of(false, *b)) <= room).unwrap_or(2);
@@ -292,7 +292,7 @@ fn draft(x: &Inputs<'_>, state: State) -> Draft {
     if memory::total(&host) > room {
         problems.push(memory::lacks("RAM", &host, memory::total(&host), room, "free"));
     }
-    if c.stream.tier == "ram" && !in_host {
+    if c.stream.tier == TierChoice::Ram && !in_host {
         problems.push(format!("stream.tier = ram, but weights and optimizer state ({all}) don't fit into RAM"));
     }
     if saved {

@@ -122,7 +122,7 @@ pub fn host_terms(m: &Model, job: &Job, thrift: Thrift) -> Terms {
 mod tests {
     use super::*;
     use crate::checkpoint::Dtype;
-    use crate::config::RunConfig;
+    use crate::config::{RunConfig, TARGETS};
     use crate::plan::made::{LLAMA3_8B, SMOL, checkpoint};
 
     fn terms(edit: impl Fn(&mut RunConfig)) -> Terms {
@@ -135,8 +135,7 @@ mod tests {
     #[test]
     fn adapters_of_an_8b_model_are_counted_exactly() {
         // r 16 on all seven projections of 32 blocks: 41.9 M parameters.
-        let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-        let t = terms(|c| c.lora.targets = all.map(String::from).to_vec());
+        let t = terms(|c| c.lora.targets = TARGETS.map(String::from).to_vec());
         assert_eq!(t["adapters"], Bytes(41_943_040 * 18));
     }
 

@@ -38,7 +38,7 @@ pub use types::*;
 pub use whatif::Edit;
 
 use crate::checkpoint::Checkpoint;
-use crate::config::RunConfig;
+use crate::config::{DeviceChoice, RunConfig};
 use crate::device::Machine;
 use crate::error::{Error, Result};
 use crate::text::clean;
@@ -73,7 +73,7 @@ pub fn plan_for(
         return Err(Error::checkpoint(format!("'{}' has no decoder blocks", clean(&checkpoint.name))));
     }
     let mut machine = whatif::edited(machine, edits)?;
-    if config.train.device == "cpu" {
+    if config.train.device == DeviceChoice::Cpu {
         machine.gpu = None;
     }
     let mut job = Job::of(config, checkpoint)?;

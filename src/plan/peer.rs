@@ -30,6 +30,7 @@ pub fn soup_vram(checkpoint: &Checkpoint, config: &RunConfig, slots: usize) -> B
 mod tests {
     use super::*;
     use crate::checkpoint::Dtype;
+    use crate::config::TARGETS;
     use crate::plan::made::{LLAMA3_8B, checkpoint};
 
     #[test]
@@ -38,8 +39,7 @@ mod tests {
         let mut config = RunConfig::default();
         config.lora.r = 16;
         config.stream.loss_chunk = 64;
-        let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-        config.lora.targets = all.map(String::from).to_vec();
+        config.lora.targets = TARGETS.map(String::from).to_vec();
         for (length, want) in [(512, 2.90), (2048, 3.44)] {
             config.data.max_length = length;
             let got = soup_vram(&checkpoint(LLAMA3_8B, Dtype::BF16), &config, 2).0 as f64 / 1e9;

@@ -7,7 +7,7 @@ use super::schedule::tile;
 use super::shape::{Job, Model};
 use super::slots::FEED_FORWARD;
 use super::types::{StreamPlan, VramPlan};
-use crate::config::{Resident, RunConfig};
+use crate::config::{Resident, RunConfig, TierChoice};
 use crate::device::Machine;
 use crate::event::TierName;
 use crate::units::{Bytes, GIB};
@@ -151,7 +151,7 @@ impl<'a> Room<'a> {
             }
         };
         let on_disk = split.tiers.iter().filter(|t| **t == TierName::Disk).count();
-        if self.config.stream.tier == "ram" && on_disk > 0 && problems.is_empty() {
+        if self.config.stream.tier == TierChoice::Ram && on_disk > 0 && problems.is_empty() {
             problems.push(format!(
                 "stream.tier = ram, but {on_disk} of {} layers find no place in RAM, which may hold {} of weights ({})",
                 self.m.blocks.len(),
@@ -167,7 +167,7 @@ impl<'a> Room<'a> {
 
     /// Whether anything fits, some blocks on disk only if `disk` allows it.
     pub fn fits(&self, disk: bool) -> bool {
-        let disk = disk && self.config.stream.tier != "ram";
+        let disk = disk && self.config.stream.tier != TierChoice::Ram;
         self.fixed_fits() && self.search(disk).is_some()
     }
 
@@ -240,7 +240,7 @@ impl<'a> Room<'a> {
     /// Most blocks in host memory for this many on the device; all the others if not some may stay on `disk`.
     fn fill_host(&self, resident: usize, slots: usize, disk: bool) -> Option<Split> {
         let streamed = self.m.blocks.len() - resident;
-        let most = if self.config.stream.tier == "disk" { 0 } else { streamed };
+        let most = if self.config.stream.tier == TierChoice::Disk { 0 } else { streamed };
         // More blocks never need less: the most that fit are found by halving.
         let (mut fits, mut over) = (None, most + 1);
         let mut low = if disk { 0 } else { streamed };
@@ -302,7 +302,7 @@ impl<'a> Room<'a> {
         let sizes = &self.m.slot_sizes;
         let on_device = tiers.iter().enumerate().filter(|(_, t)| **t == TierName::Vram);
         let residents = Bytes(on_device.map(|(block, _)| sizes.block(block)).sum());
-        let head_on_disk = self.thrift.stream_head && self.config.stream.tier == "disk";
+        let head_on_disk = self.thrift.stream_head && self.config.stream.tier == TierChoice::Disk;
         let mut ram_tier = sum(TierName::Ram, |b| b.host);
         if self.thrift.stream_head && !head_on_disk {
             ram_tier += self.m.head_stored();
@@ -372,8 +372,12 @@ impl<'a> Room<'a> {
             host.append(&mut device);
         }
         let budget = self.device.as_ref().map_or(Bytes::ZERO, |d| d.bytes);
-        let on_disk = self.config.stream.tier == "disk";
+        let wished = &self.config.stream;
+        let on_disk = wished.tier == TierChoice::Disk;
         let stream = StreamPlan {
+            prefetch_ahead: wished.prefetch_ahead,
+            loss_chunk: wished.loss_chunk,
+            allow_pageable: wished.allow_pageable,
             ring: split.ring,
             head: self.thrift.stream_head.then_some(if on_disk { TierName::Disk } else { TierName::Ram }),
             host_ring: split.host_ring,

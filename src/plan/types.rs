@@ -1,5 +1,6 @@
 //! What the planner is given and what it answers; the answer is the JSON of `plan --json`.
 
+use crate::config::Mode;
 use crate::device::Machine;
 use crate::event::TierName;
 use crate::units::Bytes;
@@ -90,6 +91,17 @@ pub struct Modes {
     pub full: ModePlan,
 }
 
+impl Modes {
+    /// The plan of `mode`.
+    #[must_use]
+    pub fn of(&self, mode: Mode) -> &ModePlan {
+        match mode {
+            Mode::Lora => &self.lora,
+            Mode::Full => &self.full,
+        }
+    }
+}
+
 /// The plan of one mode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModePlan {
@@ -140,9 +152,16 @@ pub struct ModePlan {
     pub command: String,
 }
 
-/// The streamer's set-up.
+/// The streamer's set-up, all of it: a run reads no key of `[stream]`. Plans of earlier versions left some to the config.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StreamPlan {
+    /// Blocks fetched ahead of the one computing.
+    pub prefetch_ahead: usize,
+    /// Tokens at a time in head and loss.
+    pub loss_chunk: usize,
+    /// Go on with pageable host memory when pinning fails.
+    pub allow_pageable: bool,
     /// Ring slots for attention parts, and for the parts of the feed-forward and pieces of the head.
     pub ring: [usize; 2],
     /// Where a streamed head waits; absent when it stays on the device.

@@ -9,7 +9,7 @@ use super::types::{BlockPlace, ModePlan, TierBytes, Verdict, VramPlan};
 use super::wear::{Writes, wear};
 use super::{batch, candidates, command, fixes, time, words};
 use crate::checkpoint::Checkpoint;
-use crate::config::RunConfig;
+use crate::config::{DeviceChoice, Mode, RunConfig, TierChoice};
 use crate::device::Machine;
 use crate::event::TierName;
 use crate::units::Bytes;
@@ -106,7 +106,7 @@ pub fn lora(x: &Inputs<'_>) -> ModePlan {
         command: if infeasible || x.checkpoint.plan_only.is_some() {
             String::new()
         } else {
-            command::command(x.config, &x.checkpoint.name, "lora")
+            command::command(x.config, &x.checkpoint.name, Mode::Lora)
         },
     }
 }
@@ -205,7 +205,7 @@ pub fn blockers(x: &Inputs<'_>) -> Vec<String> {
 
 /// A GPU that is asked for and isn't there.
 fn no_gpu(x: &Inputs<'_>) -> Option<String> {
-    (x.config.train.device == "cuda" && x.machine.gpu.is_none())
+    (x.config.train.device == DeviceChoice::Cuda && x.machine.gpu.is_none())
         .then(|| "train.device = cuda, but this machine has no usable GPU; doctor says why".into())
 }
 
@@ -226,7 +226,7 @@ fn lora_reasons(x: &Inputs<'_>, fit: &Fit) -> Vec<String> {
         let bytes = fit.tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk);
         let bytes: Bytes = bytes.map(|(_, b)| b.stored).sum();
         reasons.push(format!("{d} of {n} layers ({bytes}) are read from the disk each step; nothing is written"));
-        if x.config.stream.tier == "disk" {
+        if x.config.stream.tier == TierChoice::Disk {
             reasons.push("stream.tier = disk keeps layers out of RAM".into());
         } else {
             reasons.push(format!("RAM may hold {} of weights: {}", fit.host_limit.bytes, fit.host_limit.source));

@@ -6,7 +6,6 @@ use super::lane::Lane;
 use super::pinning::{self, Pin, Pinned};
 use super::ring::{Ring, chunk_limit};
 use crate::checkpoint::{Checkpoint, Part};
-use crate::config::StreamSection;
 use crate::device::PIN_PIECE;
 use crate::engine::{Control, Stop};
 use crate::error::{Error, Result};
@@ -49,14 +48,14 @@ pub struct StreamSetup {
 impl StreamSetup {
     /// What `plan` says, on a CPU until a GPU is put in.
     #[must_use]
-    pub fn of(plan: &ModePlan, config: &StreamSection) -> StreamSetup {
+    pub fn of(plan: &ModePlan) -> StreamSetup {
         StreamSetup {
             ring: plan.stream.ring,
             split: plan.stream.split,
             head: plan.stream.head,
             ring_bytes: plan.stream.host_ring.0,
-            allow_pageable: config.allow_pageable,
-            ..StreamSetup::cpu(plan.placement.iter().map(|p| p.tier).collect(), 0, config.prefetch_ahead)
+            allow_pageable: plan.stream.allow_pageable,
+            ..StreamSetup::cpu(plan.placement.iter().map(|p| p.tier).collect(), 0, plan.stream.prefetch_ahead)
         }
     }
 

@@ -1,6 +1,7 @@
 //! Opening a run: checkpoint, data, plan and device become a walk that can step.
 
 use super::apart::apart;
+use super::objective;
 use super::optim::AdamW;
 use super::resume;
 use super::save::{self, Tensors, TrainerState};
@@ -11,8 +12,8 @@ use super::walk::BlockWalk;
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
-use crate::config::LoraSection;
 use crate::config::resume::settings;
+use crate::config::{DeviceChoice, LoraSection};
 use crate::data::{self, Dataset, Sampler};
 use crate::device::{nvml, shim};
 use crate::engine::{Control, EventSink, Job, Stop};
@@ -36,7 +37,7 @@ impl<'a> Run<'a> {
         let uuid = job.plan.machine.gpu.as_ref().and_then(|g| g.uuid.clone());
         let mut gauges = nvml::Sampler::new(uuid.as_deref());
         let vram_before = gauges.sample().vram_used;
-        let device = choose_device(&config.train.device, job.plan.machine.gpu.is_some())?;
+        let device = choose_device(config.train.device, job.plan.machine.gpu.is_some())?;
         shim::set_deterministic(config.train.deterministic);
         let kind = compute_kind(&checkpoint, device);
         let stop = || control.check(Stop::AfterStep);
@@ -89,7 +90,7 @@ impl<'a> Run<'a> {
             notice(&sink, Level::Warn, text);
         }
 
-        let schedule = Schedule::new(&config.train, steps_total)?;
+        let schedule = Schedule::new(&config.train, steps_total);
         let reader = Reader::open(&checkpoint, Duration::ZERO)?;
         // From `Started` on the folder changes; before it nothing of this process's own lies there.
         if old.is_some() {
@@ -110,7 +111,7 @@ impl<'a> Run<'a> {
             notice(&sink, Level::Info, text.clone());
         }
 
-        let setup = StreamSetup { control: control.clone(), ..StreamSetup::of(plan, &config.stream).on(device)? };
+        let setup = StreamSetup { control: control.clone(), ..StreamSetup::of(plan).on(device)? };
         let mut stage = Stages::new(sink.as_ref());
         let streamer =
             Streamer::new(&checkpoint, reader, &setup, &mut |d, t| stage.bytes("loading the RAM tier", d, t))?;
@@ -136,9 +137,10 @@ impl<'a> Run<'a> {
             adam.v = Tensor::from_slice(&t.v).to_device(device);
             adam.updates = old.optimizer_updates;
         }
-        let loss_chunk = config.stream.loss_chunk;
+        let loss_chunk = plan.stream.loss_chunk;
         let gpu = if let Device::Cuda(i) = device { Some(i) } else { None };
         let mut walk = BlockWalk::new(&checkpoint, residents, adapter, streamer, kind, loss_chunk);
+        walk.objective = objective::named("sft")?;
         walk.mlp_chunk = plan.stream.mlp_chunk;
         if plan.stream.offload {
             let t = &config.train;
@@ -165,6 +167,7 @@ impl<'a> Run<'a> {
         Ok(Run {
             telemetry: Telemetry::new(sink.clone(), walk.visits(), walk.arch.n_layers, gpu),
             job,
+            checkpoint,
             sink,
             control,
             clock: Clock::real(),
@@ -215,9 +218,9 @@ fn read_data(
 }
 
 /// `auto` takes a GPU when libtorch can use one and the plan was made for one.
-fn choose_device(wanted: &str, planned_gpu: bool) -> Result<Device> {
+fn choose_device(wanted: DeviceChoice, planned_gpu: bool) -> Result<Device> {
     match (wanted, shim::init(), planned_gpu) {
-        ("cpu", _, _) | ("auto", _, false) => Ok(Device::Cpu),
+        (DeviceChoice::Cpu, _, _) | (DeviceChoice::Auto, _, false) => Ok(Device::Cpu),
         (_, Ok(()), _) => Ok(Device::Cuda(0)),
         (_, Err(why), _) => Err(Error::device(format!("no GPU to train on: {why}"))
             .next("install a driver ≥ 580, or set train.device = \"cpu\"")),
@@ -313,7 +316,7 @@ impl RunFacts<'_> {
             run_id: self.job.run_id.clone(),
             run_dir: self.job.run_dir.clone(),
             model: self.checkpoint.name.clone(),
-            mode: self.job.config.train.mode.clone(),
+            mode: self.job.config.train.mode.name().into(),
             verdict: plan.verdict.word().into(),
             n_blocks: self.checkpoint.blocks.len(),
             lowest_trainable: self.layout.lowest,

@@ -32,7 +32,7 @@ pub struct TrainerState {
     pub max_steps: u64,
     /// Tokens seen.
     pub num_input_tokens_seen: u64,
-    /// `step, epoch, loss, grad_norm, learning_rate` of every step, and of a long run of fewer and fewer:
+    /// `step`, `epoch` and the metrics of every step, and of a long run of fewer and fewer:
     /// `metrics.jsonl` has them all.
     pub log_history: Vec<serde_json::Value>,
     /// Updates of the optimizer (skipped steps don't count).
@@ -78,7 +78,6 @@ impl TrainerState {
 
     /// Adds a finished step.
     pub fn log(&mut self, s: &StepRecord) {
-        let finite = |x: f64| if x.is_finite() { serde_json::json!(x) } else { serde_json::Value::Null };
         self.global_step = s.step;
         self.epoch = s.epoch;
         self.num_input_tokens_seen += s.tokens;
@@ -89,10 +88,12 @@ impl TrainerState {
                 n % 2 == 1
             });
         }
-        self.log_history.push(serde_json::json!({
-            "step": s.step, "epoch": s.epoch, "loss": finite(s.loss), "grad_norm": finite(s.grad_norm),
-            "learning_rate": s.learning_rate,
-        }));
+        let mut entry = serde_json::json!({ "step": s.step, "epoch": s.epoch });
+        if let (Some(entry), serde_json::Value::Object(metrics)) = (entry.as_object_mut(), serde_json::json!(s.metrics))
+        {
+            entry.extend(metrics);
+        }
+        self.log_history.push(entry);
     }
 }
 
@@ -431,7 +432,7 @@ mod tests {
     fn case_fo_61_the_history_of_a_checkpoint_does_not_grow_with_the_steps() {
         let mut state = TrainerState::default();
         for step in 1..=20_000 {
-            state.log(&StepRecord { step, loss: 1.0, ..StepRecord::default() });
+            state.log(&StepRecord { step, ..StepRecord::default() });
             assert!(state.log_history.len() <= LOGGED);
         }
         let steps: Vec<u64> = state.log_history.iter().filter_map(|s| s["step"].as_u64()).collect();

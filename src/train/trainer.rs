@@ -8,7 +8,7 @@ use super::save::{self, Tensors, TrainerState};
 use super::schedule::Schedule;
 use super::telemetry::{Stages, Telemetry};
 use super::walk::{BlockWalk, QueuedStep, StepContext, StepLoss};
-use crate::checkpoint;
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::adapter::{self, AdapterConfig};
 use crate::clock::Clock;
 use crate::data::collate::{Batch, micro_batches};
@@ -17,7 +17,8 @@ use crate::device::{io, nvml, shim};
 use crate::engine::{Control, Engine, EventSink, Job, Outcome, Stop};
 use crate::error::{Error, ExitCode, Result};
 use crate::event::{
-    EvalRecord, EventKind, Level, Notice, Phase, RunStatus, Saved, StepRecord, StepTrace, StreamStats, VramFigures,
+    EvalRecord, EventKind, GRAD_NORM, LEARNING_RATE, Level, Notice, Phase, RunStatus, Saved, StepRecord, StepTrace,
+    StreamStats, VramFigures,
 };
 use crate::model::attention;
 use crate::units::Bytes;
@@ -56,6 +57,8 @@ impl Engine for Trainer {
 
 pub(super) struct Run<'a> {
     pub(super) job: &'a Job,
+    /// The base, opened once.
+    pub(super) checkpoint: Checkpoint,
     pub(super) sink: Arc<dyn EventSink>,
     pub(super) control: Control,
     pub(super) clock: Clock,
@@ -149,8 +152,7 @@ impl Run<'_> {
                 return Ok(None);
             }
             self.walk.abandon()?;
-            let base = checkpoint::open(&checkpoint::resolve(&self.job.config.model.path)?)?;
-            learned::fault_of_base(&base, self.walk.streamer.reader(), &what, &mut told).map(Some)
+            learned::fault_of_base(&self.checkpoint, self.walk.streamer.reader(), &what, &mut told).map(Some)
         })();
         match looked {
             Ok(Some(fault)) => fault,
@@ -221,11 +223,14 @@ impl Run<'_> {
         if let Some(why) = attention::refusal() {
             notice(&self.sink, Level::Warn, format!("long rows go through flash attention, which is slower: {why}"));
         }
-        let StepLoss { loss, trained_tokens, tokens, mut grad } = queued.read();
+        let step = queued.read()?;
+        let loss = step.loss();
+        let StepLoss { mut metrics, trained_tokens, tokens, mut grad } = step;
         let norm = norm.double_value(&[]);
         let rate = self.schedule.rate(index);
         // Before the update: a step over files that changed in its middle counts for nothing.
         self.walk.streamer.check_files()?;
+        metrics.extend([(GRAD_NORM, norm), (LEARNING_RATE, rate)]);
         let skipped = trained_tokens == 0 || !loss.is_finite() || !norm.is_finite();
         if skipped {
             let why = if trained_tokens == 0 { "no token carries loss" } else { "loss or gradient is not finite" };
@@ -258,9 +263,7 @@ impl Run<'_> {
         Ok(StepRecord {
             step: index + 1,
             epoch: self.sampler.epoch(index + 1),
-            loss,
-            grad_norm: norm,
-            learning_rate: rate,
+            metrics,
             tokens,
             trained_tokens,
             skipped,

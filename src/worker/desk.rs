@@ -5,12 +5,13 @@ use super::gauges::{GaugeSource, with_drive};
 use super::handle::RunHandle;
 use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::{DataSection, RunConfig};
+use crate::config::{DataFormat, DataSection, Mode, RunConfig};
 use crate::device::{self, Machine, Past};
 use crate::engine::{Engine, Fetched, Job, ModelEntry, Resume, RunEntry, Services};
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, EventKind};
-use crate::plan::{self, Lengths, ModePlan, PlanReport, Verdict};
+use crate::plan::{self, Lengths, PlanReport, Verdict};
+use crate::report::types::SmartFigures;
 use crate::report::{self, Recorder};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -122,7 +123,7 @@ impl Desk {
         refuse_unready(config)?;
         let checkpoint = self.checkpoint(config)?;
         checkpoint.runnable()?;
-        if config.data.format != "tokens" {
+        if config.data.format != DataFormat::Tokens {
             checkpoint::needs_tokenizer(&checkpoint.dir)?;
         }
         Ok(())
@@ -173,18 +174,9 @@ impl Desk {
 }
 
 /// What the drive of `dir` says of its wear, for the run's record.
-fn drive_now(dir: &Path) -> serde_json::Value {
-    let wear = device::smart::of_drive(&device::disk::describe(dir));
-    wear.map_or(
-        serde_json::Value::Null,
-        |w| serde_json::json!({ "written": w.written, "life_used": w.life_used, "source": w.source }),
-    )
-}
-
-/// The plan of the mode that `config` asks for.
-#[must_use]
-pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
-    if config.train.mode == "full" { &plan.modes.full } else { &plan.modes.lora }
+fn drive_now(dir: &Path) -> Option<SmartFigures> {
+    let wear = device::smart::of_drive(&device::disk::describe(dir))?;
+    Some(SmartFigures { written: wear.written.map(|b| b.0), life_used: wear.life_used, source: Some(wear.source) })
 }
 
 /// Refuses an infeasible plan with every reason and the nearest fix.
@@ -192,7 +184,7 @@ pub fn chosen<'a>(config: &RunConfig, plan: &'a PlanReport) -> &'a ModePlan {
 /// # Errors
 /// The verdict of the chosen mode is `INFEASIBLE`.
 pub fn refuse_infeasible(config: &RunConfig, plan: &PlanReport) -> Result<()> {
-    let mode = chosen(config, plan);
+    let mode = plan.modes.of(config.train.mode);
     if mode.verdict != Verdict::Infeasible {
         return Ok(());
     }
@@ -231,7 +223,7 @@ const MOST_FOLDERS: usize = 50;
 /// # Errors
 /// A mode this version can't train, no data file or one that isn't there.
 fn refuse_unready(config: &RunConfig) -> Result<()> {
-    if config.train.mode != "lora" {
+    if config.train.mode != Mode::Lora {
         return Err(Error::usage("full finetuning is a forecast only: this version trains LoRA adapters")
             .next("set train.mode to lora"));
     }
@@ -289,13 +281,13 @@ impl Services for Desk {
         }
         self.checkpoint(config)?.runnable()?;
         let mut env = (self.options.env)(config, &plan.machine);
-        env["drive"] = drive_now(&self.checkpoint(config)?.dir);
+        env["drive"] = serde_json::json!(drive_now(&self.checkpoint(config)?.dir));
         // The Runs screen lists what this run goes into.
         self.options.results = self.results(config);
         let resume = self.options.resume.take();
         let (run_id, run_dir) = match resume.as_ref().and_then(|r| r.checkpoint.parent()) {
             Some(dir) => resumed_run(dir)?,
-            None => report::new_run_dir(&self.options.results, &plan.model, &config.train.mode)?,
+            None => report::new_run_dir(&self.options.results, &plan.model, config.train.mode)?,
         };
         let mut recorder = Recorder::create(&run_dir, config, &plan, &env)?;
         let dir = self.checkpoint(config)?.dir.clone();

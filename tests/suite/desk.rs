@@ -1,7 +1,7 @@
 //! The real desk over the scripted engine: real checkpoint, plan, recorder and run list, no libtorch.
 
 use crate::support::fixture::Model;
-use blockstream_tui::config::{ByteSize, RunConfig};
+use blockstream_tui::config::{ByteSize, Mode, RunConfig};
 use blockstream_tui::engine::Services;
 use blockstream_tui::error::Kind;
 use blockstream_tui::event::{Command, Event, EventKind, RunFinished, RunStatus};
@@ -141,7 +141,7 @@ fn what_can_be_seen_to_be_wrong_is_refused_before_a_run_folder_is_made() {
     };
     refused(|c| c.data.files.clear(), "no data file is named");
     refused(|c| c.data.files = vec!["nosuch.jsonl".into()], "nosuch.jsonl");
-    refused(|c| c.train.mode = "full".into(), "this version trains LoRA adapters");
+    refused(|c| c.train.mode = Mode::Full, "this version trains LoRA adapters");
     assert!(!dir.path().join("results").exists());
 }
 
@@ -160,7 +160,7 @@ fn case_fo_56_a_plan_says_what_keeps_it_from_being_started() {
     };
     assert!(why(|c| c.data.files.clear()).contains("no data file"));
     assert!(why(|c| c.data.files = vec!["nosuch.jsonl".into()]).contains("nosuch.jsonl"));
-    assert!(why(|c| c.train.mode = "full".into()).contains("forecast only"));
+    assert!(why(|c| c.train.mode = Mode::Full).contains("forecast only"));
 
     let empty = RunConfig { data: Default::default(), ..good };
     let mut session = Session::new(empty, Theme::plain(), &mut desk);

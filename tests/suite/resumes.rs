@@ -2,7 +2,7 @@
 
 use super::runs::{config, copy_folder, curve, file, rows, run, run_dir, run_on};
 use crate::support::fixture::Model;
-use blockstream_tui::config::{RunConfig, load};
+use blockstream_tui::config::{RunConfig, TierChoice, load};
 use blockstream_tui::engine::Resume;
 use blockstream_tui::event::{Event, EventKind, RunFinished, RunStatus};
 use serde_json::Value;
@@ -23,7 +23,6 @@ impl Old {
         let dir = tempfile::tempdir().unwrap();
         let model = Model::tiny().std(0.08).write(&dir.path().join("tiny"));
         let mut config = config(&model, dir.path());
-        config.model.format = "auto".into();
         (config.train.max_steps, config.data.max_length) = (2, 50);
         let run = run_dir(&run(&config, &dir.path().join("results"), None, None).0);
         config.train.max_steps = 3;
@@ -176,7 +175,7 @@ fn case_fo_05e_what_changes_nothing_is_taken_and_said_and_the_curve_stays() {
     copy_folder(&model, &moved);
     c.model.path = moved.display().to_string();
     c.data.eval_files = vec![rows(dir.path())];
-    (c.stream.tier, c.train.save_steps, c.stream.slots) = ("ram".into(), 0, 3);
+    (c.stream.tier, c.train.save_steps, c.stream.slots) = (TierChoice::Ram, 0, 3);
     let (resumed, finished) = run(&c, &dir.path().join("results"), Some(old), None);
     assert_eq!(finished.status, RunStatus::Finished, "{:?}", finished.reason);
     let said = said(&resumed);

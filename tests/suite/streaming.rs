@@ -149,7 +149,7 @@ fn loss_and_grad(dir: &std::path::Path, batches: &[Batch], lora: &LoraSection, s
     let checkpoint = open(dir);
     let mut walk = walk(&checkpoint, How::streamed(Cpu, TierName::Ram, 2, 1), lora, None, 5);
     let out = walk.step(batches, StepContext { step: 0, seed, more: false }, &mut |_, _| Ok(())).unwrap();
-    (out.loss, host(&out.grad))
+    (out.loss(), host(&out.grad))
 }
 
 fn assert_near(a: &[f32], b: &[f32], relative: f32) {
@@ -227,7 +227,7 @@ fn case_nu_08_dropout_is_on_as_input_in_training_and_off_in_evaluation() {
     let layout = AdapterLayout::new(&checkpoint, &heavy).unwrap();
     let at_zero = |lora: &LoraSection| {
         let mut w = walk(&checkpoint, How::resident(Cpu), lora, Some(layout.init(42)), 5);
-        w.step(&batches, StepContext { step: 0, seed: 1, more: false }, &mut |_, _| Ok(())).unwrap().loss
+        w.step(&batches, StepContext { step: 0, seed: 1, more: false }, &mut |_, _| Ok(())).unwrap().loss()
     };
     assert_eq!(at_zero(&heavy), at_zero(&lora()));
 }

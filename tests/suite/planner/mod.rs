@@ -9,7 +9,7 @@ mod verdicts;
 
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::units::{Bytes, GIB};
-use blockstream_tui::config::{ByteSize, Resident, RunConfig};
+use blockstream_tui::config::{ByteSize, DeviceChoice, Resident, RunConfig, TierChoice};
 use blockstream_tui::device::{Machine, profile};
 use blockstream_tui::event::TierName;
 use blockstream_tui::plan::made;
@@ -101,13 +101,24 @@ fn known_models_on_known_machines() {
 }
 
 #[test]
+fn a_plan_holds_what_a_run_asks_of_the_streamer() {
+    let stream = of(SMOL, Dtype::BF16, "h200", |c| {
+        (c.stream.prefetch_ahead, c.stream.loss_chunk, c.stream.allow_pageable) = (4, 96, true);
+    })
+    .modes
+    .lora
+    .stream;
+    assert_eq!((stream.prefetch_ahead, stream.loss_chunk, stream.allow_pageable), (4, 96, true));
+}
+
+#[test]
 fn bytes_per_step_follow_the_formula() {
     let block = 436_224_000u64;
     let step = |resident: usize, ahead: usize, tier: &str| {
         let p = of(LLAMA3_8B, Dtype::BF16, "h200", |c| {
             c.stream.resident_blocks = Resident::AtMost(resident);
             c.stream.prefetch_ahead = ahead;
-            c.stream.tier = tier.into();
+            c.stream.tier = tier.parse().unwrap();
             c.train.gradient_accumulation_steps = 4;
         });
         (p.modes.lora.per_step.h2d.0, p.modes.lora.per_step.disk_read.0, p.modes.lora.verdict)
@@ -178,16 +189,16 @@ fn the_demo_in_64_mb_runs_from_disk_on_a_cpu() {
 
 #[test]
 fn asking_for_a_tier_gets_it_or_a_reason() {
-    let disk = of(SMOL, Dtype::F16, "cpu-only", |c| c.stream.tier = "disk".into());
+    let disk = of(SMOL, Dtype::F16, "cpu-only", |c| c.stream.tier = TierChoice::Disk);
     assert_eq!(disk.modes.lora.verdict, Verdict::LoraDisk);
-    let ram = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |c| c.stream.tier = "ram".into());
+    let ram = of(LLAMA3_8B, Dtype::BF16, "rtx5050-laptop-8gb", |c| c.stream.tier = TierChoice::Ram);
     let m = &ram.modes.lora;
     assert_eq!(m.verdict, Verdict::Infeasible);
     assert!(m.reasons[0].contains("stream.tier = ram"), "{:?}", m.reasons);
     assert_eq!(m.nearest_fix.as_deref(), Some("set stream.tier = auto"));
-    let cuda = of(SMOL, Dtype::F16, "cpu-only", |c| c.train.device = "cuda".into());
+    let cuda = of(SMOL, Dtype::F16, "cpu-only", |c| c.train.device = DeviceChoice::Cuda);
     assert!(cuda.modes.lora.reasons[0].contains("no usable GPU"), "{:?}", cuda.modes.lora.reasons);
-    let cpu = of(SMOL, Dtype::F16, "h200", |c| c.train.device = "cpu".into());
+    let cpu = of(SMOL, Dtype::F16, "h200", |c| c.train.device = DeviceChoice::Cpu);
     assert!(cpu.machine.gpu.is_none() && cpu.modes.lora.vram.terms.is_empty());
 }
 
@@ -280,7 +291,7 @@ fn the_model_of_a_config_may_come_from_a_profile_or_this_machine() {
     let profile = config(|c| c.machine = Some("rtx5050-laptop-8gb".into()));
     let m = blockstream_tui::device::machine(&profile, None).unwrap();
     assert_eq!(m.gpu.unwrap().vram_total, Bytes(8 * GIB));
-    let cpu = config(|c| (c.machine, c.train.device) = (Some("h200".into()), "cpu".into()));
+    let cpu = config(|c| (c.machine, c.train.device) = (Some("h200".into()), DeviceChoice::Cpu));
     assert_eq!(blockstream_tui::device::machine(&cpu, None).unwrap().gpu, None);
     let here = blockstream_tui::device::machine(&config(|_| {}), None).unwrap();
     assert!(plan(&build(TINY, Dtype::BF16), &here, &config(|_| {})).unwrap().modes.lora.verdict == Verdict::Ram);

@@ -3,7 +3,7 @@
 use super::made::{Shape, TINY, checkpoint as build};
 use super::{check, count, machine};
 use blockstream_tui::checkpoint::Dtype;
-use blockstream_tui::config::{ByteSize, RunConfig};
+use blockstream_tui::config::{ByteSize, RunConfig, TierChoice};
 use blockstream_tui::device::Machine;
 use blockstream_tui::event::TierName;
 use blockstream_tui::plan::{Verdict, plan};
@@ -33,7 +33,7 @@ fn world() -> impl Strategy<Value = (Shape, Machine, RunConfig)> {
         let mut c = RunConfig::default();
         (c.stream.prefetch_ahead, c.stream.slots) = (stream.0, stream.1);
         c.stream.host_budget = ByteSize([0, 1 << 20, 4 << 20][stream.2 as usize]);
-        c.stream.tier = stream.3.into();
+        c.stream.tier = stream.3.parse().unwrap();
         (c.train.per_device_train_batch_size, c.train.gradient_accumulation_steps) = (job.0, job.1);
         c.data.max_length = job.2;
         c.lora.top_fraction = f64::from(job.3) / 10.0;
@@ -56,7 +56,7 @@ proptest! {
         if lora.verdict != Verdict::Infeasible {
             let wished = if cfg.stream.slots == 0 { cfg.stream.prefetch_ahead + 1 } else { cfg.stream.slots };
             prop_assert!(lora.ring_slots <= wished);
-            if cfg.stream.tier == "ram" { prop_assert_eq!(lora.verdict, Verdict::Ram); }
+            if cfg.stream.tier == TierChoice::Ram { prop_assert_eq!(lora.verdict, Verdict::Ram); }
             if cfg.stream.host_budget.0 > 0 {
                 let weights: u64 = ["ram_tier", "ring"].iter().filter_map(|t| lora.host.terms.get(*t)).map(|b| b.0).sum();
                 prop_assert!(weights <= cfg.stream.host_budget.0);

@@ -3,7 +3,7 @@
 use super::made::{LLAMA3_8B, QWEN25_32B, Shape, TINY, checkpoint as build};
 use super::{config, machine, of};
 use blockstream_tui::checkpoint::{Checkpoint, Dtype};
-use blockstream_tui::config::{ByteSize, RunConfig, load};
+use blockstream_tui::config::{ByteSize, Offload, RunConfig, TierChoice, load};
 use blockstream_tui::device::Machine;
 use blockstream_tui::engine::RunEntry;
 use blockstream_tui::event::RunStatus;
@@ -42,7 +42,7 @@ fn rows_are_first_spread_over_micro_batches() {
     let c = build(LLAMA3_8B, Dtype::BF16);
     let m = machine("rtx3050-laptop-4gb");
     let p = lora(&c, &m, &|c| {
-        (c.data.max_length, c.train.per_device_train_batch_size, c.stream.activation_offload) = (1024, 32, "on".into());
+        (c.data.max_length, c.train.per_device_train_batch_size, c.stream.activation_offload) = (1024, 32, Offload::On);
     });
     assert_eq!(p.verdict, Verdict::Infeasible, "{:?}", p.reasons);
     let fix = p.nearest_fix.unwrap();
@@ -73,7 +73,7 @@ fn a_setting_that_only_lifts_a_limit_comes_before_hardware() {
     let fix = |edit: &dyn Fn(&mut RunConfig)| lora(&c, &m, edit).nearest_fix;
     assert_eq!(fix(&|_| {}), None);
     assert_eq!(
-        fix(&|c| c.stream.tier = "disk".into()).as_deref(),
+        fix(&|c| c.stream.tier = TierChoice::Disk).as_deref(),
         Some("set stream.tier = auto to keep the whole model in memory")
     );
     let budget = fix(&|c| c.stream.host_budget = ByteSize(400_000)).unwrap();
