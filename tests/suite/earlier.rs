@@ -72,10 +72,7 @@ fn a_run_of_schema_1_goes_on_and_its_record_is_one() {
     let dir = tempfile::tempdir().unwrap();
     let (results, old) = (dir.path().join("results"), dir.path().join("results/old"));
     copy_folder(&data("runs/schema_1"), &old);
-    let mut c = toml::from_str::<blockstream_tui::config::RunConfig>(
-        &std::fs::read_to_string(old.join("config.toml")).unwrap(),
-    )
-    .unwrap();
+    let mut c = blockstream_tui::config::load::load(Some(&old.join("config.toml")), &[], &[]).unwrap().config;
     c.model.path = data("golden/llama_tied").display().to_string();
     c.data.files = vec![old.join("rows.jsonl")];
     let (before, _) = told(&report::read_events(&old).unwrap());
