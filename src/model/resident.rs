@@ -5,6 +5,8 @@ use super::weights::kind_of;
 use crate::checkpoint::{Checkpoint, TensorInfo};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{Gpu, Mark, Queue};
+#[cfg(feature = "cuda")]
+use crate::engine::{Control, Stop};
 use crate::error::{Error, Result};
 use crate::store::{HostMemory, Reader};
 #[cfg(feature = "cuda")]
@@ -41,6 +43,7 @@ pub struct Residents {
 #[cfg(feature = "cuda")]
 struct Staging {
     gpu: Arc<Gpu>,
+    control: Control,
     /// Two in turn: one is filled while the copy out of the other may still be queued.
     buffers: [Option<HostMemory>; 2],
     copied: [Option<Mark>; 2],
@@ -104,11 +107,11 @@ impl Residents {
         })
     }
 
-    /// Lets embedded rows reach `gpu` through pinned memory.
+    /// Lets embedded rows reach `gpu` through pinned memory, unless `control` drops the step that first needs it.
     #[cfg(feature = "cuda")]
     #[must_use]
-    pub fn with_gpu(mut self, gpu: Arc<Gpu>) -> Residents {
-        self.staging = Some(Staging { gpu, buffers: [None, None], copied: [None, None], turn: 0 });
+    pub fn with_gpu(mut self, gpu: Arc<Gpu>, control: Control) -> Residents {
+        self.staging = Some(Staging { gpu, control, buffers: [None, None], copied: [None, None], turn: 0 });
         self
     }
 
@@ -131,7 +134,7 @@ impl Residents {
     /// Embedding rows of `ids` `[B, S]` (Int64, on the host), times the model's factor → `[B, S, H]` on the device.
     ///
     /// # Errors
-    /// An id outside the table, or memory can't be had or pinned.
+    /// An id outside the table, or memory can't be had or pinned; the step is to be dropped.
     pub fn embed(&mut self, ids: &Tensor) -> Result<Tensor> {
         let rows = self.rows(ids)?;
         Ok(self.scale.map_or(rows.shallow_clone(), |by| scaled(&rows, by)))
@@ -181,7 +184,7 @@ impl Staging {
             other => {
                 *other = None;
                 let mut memory = HostMemory::new(bytes as u64)?;
-                memory.pin(&self.gpu)?;
+                memory.pin(&mut self.gpu, &|| self.control.check(Stop::DropStep))?;
                 other.insert(memory)
             }
         };

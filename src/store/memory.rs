@@ -49,7 +49,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// What `stop` says.
-    pub fn touch(&mut self, stop: &(dyn Fn() -> Result<()> + Sync)) -> Result<()> {
+    fn touch(&mut self, stop: &(dyn Fn() -> Result<()> + Sync)) -> Result<()> {
         /// Bytes between two questions: a few milliseconds' worth.
         const ASK_EVERY: usize = 16 << 20;
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16);
@@ -72,16 +72,15 @@ impl HostMemory {
         })
     }
 
-    /// Pins the memory for `gpu`, touched first: registering touched pages is several times faster than `cudaHostAlloc`.
+    /// Has `driver` pin the memory, touched first: registering touched pages is several times faster than
+    /// `cudaHostAlloc`, and touching, by far the longest part, asks `stop` all the while.
     ///
     /// # Errors
-    /// The driver refuses.
-    #[cfg(feature = "cuda")]
-    pub fn pin(&mut self, gpu: &crate::device::cuda::Gpu) -> Result<()> {
-        self.touch(&|| Ok(()))?;
-        // SAFETY: `Drop` releases the pin before the mapping.
-        self.pin = Some(unsafe { gpu.pin(self.ptr, self.len) }?);
-        Ok(())
+    /// The driver refuses. What `stop` says.
+    pub(crate) fn pin(&mut self, driver: &mut dyn Pin, stop: &(dyn Fn() -> Result<()> + Sync)) -> Result<()> {
+        self.touch(stop)?;
+        stop()?;
+        driver.register(self)
     }
 
     /// Address of byte `offset`.
@@ -107,6 +106,24 @@ impl HostMemory {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+/// A driver that takes touched host memory into its care. [`HostMemory::pin`] is the way to it.
+pub(crate) trait Pin {
+    /// Registers all of `memory`.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn register(&mut self, memory: &mut HostMemory) -> Result<()>;
+}
+
+#[cfg(feature = "cuda")]
+impl Pin for Arc<crate::device::cuda::Gpu> {
+    fn register(&mut self, memory: &mut HostMemory) -> Result<()> {
+        // SAFETY: `Drop` releases the pin before the mapping.
+        memory.pin = Some(unsafe { self.pin(memory.ptr, memory.len) }?);
+        Ok(())
     }
 }
 

@@ -10,4 +10,5 @@ pub mod reader;
 
 pub use layout::{Chunk, Piece, SegmentLayout, Span};
 pub use memory::HostMemory;
+pub(crate) use memory::Pin;
 pub use reader::{ReadTicket, Reader};

@@ -9,7 +9,7 @@
 use crate::device::cuda::{Gpu, Mark, Queue};
 use crate::device::{PIN_PIECE, shim};
 use crate::error::Result;
-use crate::store::HostMemory;
+use crate::store::{HostMemory, Pin};
 use crate::units::Bytes;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -38,17 +38,22 @@ impl Boundaries {
     /// # Errors
     /// No memory.
     pub fn offloaded(blocks: usize, rows: usize, bytes: u64) -> Result<Boundaries> {
-        Ok(Boundaries::Offloaded(Box::new(Offload::new(blocks, rows, bytes)?)))
+        Ok(Boundaries::Offloaded(Box::new(Offload::new(blocks, rows, bytes, None, &|| Ok(()))?)))
     }
 
-    /// The same, pinned for `gpu`.
+    /// The same, pinned for `gpu`. `stop` is asked meanwhile.
     ///
     /// # Errors
-    /// No memory, or it can't be pinned.
+    /// No memory, or it can't be pinned. What `stop` says.
     #[cfg(feature = "cuda")]
-    pub fn offloaded_from(gpu: Arc<Gpu>, blocks: usize, rows: usize, bytes: u64) -> Result<Boundaries> {
-        let mut o = Offload::new(blocks, rows, bytes)?;
-        o.host.pin(&gpu)?;
+    pub fn offloaded_from(
+        mut gpu: Arc<Gpu>,
+        blocks: usize,
+        rows: usize,
+        bytes: u64,
+        stop: &(dyn Fn() -> Result<()> + Sync),
+    ) -> Result<Boundaries> {
+        let mut o = Offload::new(blocks, rows, bytes, Some(&mut gpu), stop)?;
         let set = || -> Result<Set> {
             let buffer = Tensor::f_empty([o.level as i64], (Kind::Uint8, Device::Cuda(gpu.index)))?;
             Ok(Set { buffer, read: None, moved: None })
@@ -153,11 +158,21 @@ fn bytes_of((shape, kind): &Saved) -> u64 {
 }
 
 impl Offload {
-    fn new(blocks: usize, rows: usize, bytes: u64) -> Result<Offload> {
+    fn new(
+        blocks: usize,
+        rows: usize,
+        bytes: u64,
+        pinner: Option<&mut dyn Pin>,
+        stop: &(dyn Fn() -> Result<()> + Sync),
+    ) -> Result<Offload> {
         // A step tried again in halves comes down to an input a row: each has room for its alignment.
         let level = bytes.next_multiple_of(ALIGN) * rows as u64;
+        let mut host = HostMemory::new(start_of(blocks, level))?;
+        if let Some(pinner) = pinner {
+            host.pin(pinner, stop)?;
+        }
         Ok(Offload {
-            host: HostMemory::new(start_of(blocks, level))?,
+            host,
             level,
             stack: Vec::new(),
             down: Bytes::ZERO,
@@ -335,6 +350,7 @@ impl Drop for Offload {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn case_fo_18c_no_level_straddles_two_pinned_pieces() {
@@ -349,6 +365,23 @@ mod tests {
             }
             assert!(start_of(100, level) >= end, "the memory is long enough");
         }
+    }
+
+    #[test]
+    fn case_fo_11d_memory_for_inputs_is_not_pinned_after_a_stop() {
+        struct Driver(usize);
+        impl Pin for Driver {
+            fn register(&mut self, _: &mut HostMemory) -> Result<()> {
+                self.0 += 1;
+                Ok(())
+            }
+        }
+        let mut driver = Driver(0);
+        let stopped = Offload::new(64, 4, 1 << 20, Some(&mut driver), &|| Err(Error::stopped()));
+        assert!(stopped.is_err_and(|e| e.is_stop()));
+        assert_eq!(driver.0, 0, "pinned after a stop");
+        assert!(Offload::new(2, 4, 1 << 20, Some(&mut driver), &|| Ok(())).is_ok());
+        assert_eq!(driver.0, 1);
     }
 
     #[test]

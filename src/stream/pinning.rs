@@ -3,25 +3,9 @@
 
 use super::ring::Ring;
 use crate::error::{Error, Result};
-use crate::store::HostMemory;
 use crate::store::reader::{QUEUE_DEPTH, REQUEST};
+use crate::store::{HostMemory, Pin};
 use crate::units::{Bytes, MIB};
-
-/// Takes host memory into the driver's care.
-pub(super) trait Pin {
-    /// Pins all of `memory`.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    fn pin(&mut self, memory: &mut HostMemory) -> Result<()>;
-}
-
-#[cfg(feature = "cuda")]
-impl Pin for std::sync::Arc<crate::device::cuda::Gpu> {
-    fn pin(&mut self, memory: &mut HostMemory) -> Result<()> {
-        memory.pin(self)
-    }
-}
 
 /// What became of it.
 pub(super) struct Pinned {
@@ -51,27 +35,26 @@ pub(super) fn pin(
         return Ok(Pinned { ring: Ring::new(ring_bytes, limit)?, pinned: false, note: None });
     };
     let (ram, ram_len) = ram;
-    if ram_len > 0 {
-        // By far the longest part of pinning.
-        ram.touch(stop)?;
-    }
-    let refused = if ram_len > 0 { pinner.pin(ram).err() } else { None };
+    let refused = if ram_len > 0 { ram.pin(pinner, stop).err() } else { None };
     if let Some(e) = refused {
+        if e.is_stop() {
+            return Err(e);
+        }
         if allow_pageable {
             return pageable(ring_bytes, limit);
         }
-        return Err(too_little(most(pinner, ram_len)?, ram_len, "the blocks that wait in host memory", e));
+        return Err(too_little(most(pinner, ram_len, stop)?, ram_len, "the blocks that wait in host memory", e));
     }
     let mut bytes = ring_bytes;
     loop {
-        stop()?;
         let mut ring = Ring::new(bytes, limit)?;
         let taken = ring.memory().len();
-        let e = match pinner.pin(ring.memory()) {
+        let e = match ring.memory().pin(pinner, stop) {
             Ok(()) => {
                 let note = (bytes < ring_bytes).then(|| shorter(ring_bytes, taken));
                 return Ok(Pinned { ring, pinned: true, note });
             }
+            Err(e) if e.is_stop() => return Err(e),
             Err(e) => e,
         };
         if ring.at_least() {
@@ -80,7 +63,7 @@ pub(super) fn pin(
             }
             drop(ring);
             let all = ram_len + taken;
-            return Err(too_little(ram_len + most(pinner, taken)?, all, "the smallest ring for disk reads", e));
+            return Err(too_little(ram_len + most(pinner, taken, stop)?, all, "the smallest ring for disk reads", e));
         }
         bytes /= 2;
     }
@@ -107,12 +90,15 @@ fn shorter(planned: u64, taken: u64) -> String {
 }
 
 /// The most that `pinner` takes now, below `wanted`: to 16 MiB, by halving.
-fn most(pinner: &mut dyn Pin, wanted: u64) -> Result<u64> {
+fn most(pinner: &mut dyn Pin, wanted: u64, stop: &(dyn Fn() -> Result<()> + Sync)) -> Result<u64> {
     let (mut low, mut high) = (0, wanted);
     while high - low > 16 * MIB {
         let middle = low + (high - low) / 2;
-        let mut memory = HostMemory::new(middle)?;
-        if pinner.pin(&mut memory).is_ok() { low = middle } else { high = middle }
+        match HostMemory::new(middle)?.pin(pinner, stop) {
+            Ok(()) => low = middle,
+            Err(e) if e.is_stop() => return Err(e),
+            Err(_) => high = middle,
+        }
     }
     Ok(low)
 }
@@ -149,7 +135,7 @@ mod tests {
     }
 
     impl Pin for Capped {
-        fn pin(&mut self, memory: &mut HostMemory) -> Result<()> {
+        fn register(&mut self, memory: &mut HostMemory) -> Result<()> {
             self.asked.push(memory.len());
             if self.held + memory.len() > CAP {
                 return Err(Error::device("CUDA: pinning: out of memory"));

@@ -3,7 +3,7 @@
 use super::boundaries::Boundaries;
 use super::cpu::CpuLane;
 use super::lane::Lane;
-use super::pinning::{self, Pin, Pinned};
+use super::pinning::{self, Pinned};
 use super::ring::{Ring, chunk_limit};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::device::PIN_PIECE;
@@ -14,7 +14,7 @@ use crate::plan::ModePlan;
 use crate::plan::schedule::{PARTS, head_rows};
 use crate::plan::slots::{FEED_FORWARD, SlotSizes, Slots};
 use crate::store::layout::SlotKind;
-use crate::store::{HostMemory, Reader, SegmentLayout};
+use crate::store::{HostMemory, Pin, Reader, SegmentLayout};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tch::Device;
@@ -36,7 +36,7 @@ pub struct StreamSetup {
     pub ring_bytes: u64,
     /// Go on with pageable memory when pinning fails.
     pub allow_pageable: bool,
-    /// A stop ends the loading of the RAM tier.
+    /// A stop ends pinning and the loading of the RAM tier.
     pub control: Control,
     /// Added to every copy on CPU (tests of ordering; zero otherwise).
     pub copy_delay: Duration,
@@ -96,11 +96,13 @@ impl StreamSetup {
     /// Host memory for the inputs of `blocks` blocks, `rows` each of at most `bytes`, in any number of tensors.
     ///
     /// # Errors
-    /// No memory, or it can't be pinned.
+    /// No memory, or it can't be pinned. A stop was asked for.
     pub fn offload(&self, blocks: usize, rows: usize, bytes: u64) -> Result<Boundaries> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
-            return Boundaries::offloaded_from(gpu.clone(), blocks, rows, bytes);
+            return Boundaries::offloaded_from(gpu.clone(), blocks, rows, bytes, &|| {
+                self.control.check(Stop::AfterStep)
+            });
         }
         Boundaries::offloaded(blocks, rows, bytes)
     }

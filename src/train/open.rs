@@ -126,7 +126,7 @@ impl<'a> Run<'a> {
         })?;
         #[cfg(feature = "cuda")]
         let residents = match &setup.gpu {
-            Some(gpu) => residents.with_gpu(gpu.clone()),
+            Some(gpu) => residents.with_gpu(gpu.clone(), control.clone()),
             None => residents,
         };
         let adapter_config = adapter_config(job, &lora, &checkpoint);
