@@ -35,6 +35,7 @@ pub fn main() -> ExitCode {
 /// Runs the program with `services` behind the screen and the script.
 #[must_use]
 pub fn main_on(services: MakeServices) -> ExitCode {
+    crate::panics::install();
     let cli = match Cli::try_parse_from(args::expand(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {

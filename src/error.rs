@@ -109,12 +109,6 @@ impl Error {
     pub fn stopped() -> Error {
         Error::new(Kind::Stopped, "stopped on request")
     }
-    /// What a caught panic of thread `who` said.
-    #[must_use]
-    pub fn panicked(who: &str, panic: &(dyn std::any::Any + Send)) -> Error {
-        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        Error::run(format!("{who} panicked: {}", said.unwrap_or("no message")))
-    }
 
     /// Adds what to do next, a full clause: "fetch the real file".
     #[must_use]

@@ -6,6 +6,7 @@ pub mod engine;
 pub mod error;
 pub mod event;
 pub mod files;
+pub mod panics;
 pub mod text;
 pub mod units;
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::event::Stage;
+use crate::panics;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread::Builder;
 use std::time::Duration;
@@ -26,12 +27,13 @@ pub(super) fn apart<T: Send + 'static>(
     work: impl FnOnce(&mut dyn FnMut(Stage)) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (tx, rx) = sync_channel(16);
+    let who = format!("the {name} thread");
     let body = move || {
         // Nobody listens any more after a stop.
-        let done = work(&mut |s| drop(tx.send(Said::Stage(s))));
-        drop(tx.send(Said::Done(done)));
+        let done = panics::caught(&who, || work(&mut |s| drop(tx.send(Said::Stage(s)))));
+        drop(tx.send(Said::Done(done.flatten())));
     };
-    let thread = Builder::new()
+    Builder::new()
         .name(name.into())
         .spawn(body)
         .map_err(|e| Error::run(format!("cannot start the {name} thread: {e}")))?;
@@ -44,11 +46,7 @@ pub(super) fn apart<T: Send + 'static>(
             Ok(Said::Done(done)) => return done,
             Err(RecvTimeoutError::Timeout) => stop()?,
             Err(RecvTimeoutError::Disconnected) => {
-                let panic = thread.join().err();
-                return Err(panic.map_or_else(
-                    || Error::run(format!("the {name} thread ended without a word")),
-                    |p| Error::panicked(&format!("the {name} thread"), &*p),
-                ));
+                return Err(Error::run(format!("the {name} thread ended without a word")));
             }
         }
     }

@@ -21,8 +21,8 @@ use crate::event::{
     StreamStats, VramFigures,
 };
 use crate::model::attention;
+use crate::panics;
 use crate::units::Bytes;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -466,7 +466,7 @@ impl Run<'_> {
 
 /// Runs `work`; a panic in it is an error.
 fn caught(work: impl FnOnce() -> Result<()>) -> Result<()> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked("the trainer", &*panic)))
+    panics::caught("the trainer", work).flatten()
 }
 
 pub(super) fn notice(sink: &Arc<dyn EventSink>, level: Level, text: String) {

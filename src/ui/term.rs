@@ -137,6 +137,7 @@ fn hook(held: &Arc<Held>) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if std::thread::current().id() == ui
+            && !crate::panics::is_caught()
             && let Some(held) = held.upgrade()
         {
             held.release();

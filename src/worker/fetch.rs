@@ -4,6 +4,7 @@ use crate::checkpoint::remote::{self, Cancel, ModelId, Settings, Survey};
 use crate::engine::Fetched;
 use crate::error::{Error, Result};
 use crate::event::Stage;
+use crate::panics;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The fetches of one desk.
@@ -129,8 +130,7 @@ impl Fetch {
             };
             let mut progress = |stage: Stage| tell(&mut |s| s.progress = Some(stage.clone()));
             // A bug must end the fetch, not leave the screen waiting for it.
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&stop, &mut progress)));
-            let mut end = Some(done.unwrap_or_else(|_| Err(Error::run("the fetch broke down: a bug"))));
+            let mut end = Some(panics::caught("the fetch", || work(&stop, &mut progress)).flatten());
             tell(&mut |s| s.end = end.take());
         };
         std::thread::Builder::new()

@@ -7,11 +7,12 @@ use super::signals::Signals;
 use crate::engine::{Control, Engine, EventSink, Job, Outcome};
 use crate::error::{Error, ExitCode, Result};
 use crate::event::{Command, Event, EventKind, RunFinished, RunStatus, StreamStats, VramFigures};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::panics;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// A run on its own threads. Dropping it drops the step in progress, saves the last whole one, and waits for the record to be closed.
 pub struct RunHandle {
@@ -49,9 +50,9 @@ impl RunHandle {
         let trainer = {
             let (sink, control) = (sink.clone(), control.clone());
             thread("trainer", move || {
-                let result = catch_unwind(AssertUnwindSafe(|| engine.run(&job, &sink, &control)));
+                let result = panics::caught("the trainer", || engine.run(&job, &sink, &control));
                 // The engine's memory (pinned ring, device slots) is given back before the run counts as over.
-                let result = catch_unwind(AssertUnwindSafe(move || drop(engine))).and(result);
+                let result = panics::caught("the trainer", move || drop(engine)).and(result).flatten();
                 sink.send(EventKind::Finished(finished(result)));
             })?
         };
@@ -85,7 +86,7 @@ impl RunHandle {
             if trainer {
                 self.ended.store(true, Ordering::SeqCst);
                 let what = "the thread that keeps the run's record ended early; the run's folder holds what was saved";
-                let kind = EventKind::Finished(finished(Ok(Err(Error::run(what)))));
+                let kind = EventKind::Finished(finished(Err(Error::run(what))));
                 events.push(Event { seq: u64::MAX, at: 0.0, kind });
             }
         }
@@ -101,25 +102,30 @@ impl RunHandle {
     pub fn running(&self) -> bool {
         self.hub.as_ref().is_some_and(|h| !h.is_finished())
     }
-
-    fn join(&mut self) {
-        for thread in [self.trainer.take(), self.hub.take()].into_iter().flatten() {
-            // Their panics are caught inside or end the hub early; there is nothing to add here.
-            let _ = thread.join();
-        }
-        if let Some((stop, gauges)) = self.gauges.take() {
-            drop(stop);
-            let _ = gauges.join();
-        }
-    }
 }
+
+/// Longest that the end of a run waits for its threads once it has been told of.
+const LEAVE: Duration = Duration::from_secs(1);
 
 impl Drop for RunHandle {
     fn drop(&mut self) {
         // Nobody asked to lose anything: what is whole is saved.
         self.control.send(Command::DropStep);
         self.control.send(Command::Resume);
-        self.join();
+        let since = Instant::now();
+        let mut threads: Vec<JoinHandle<()>> = [self.trainer.take(), self.hub.take()].into_iter().flatten().collect();
+        if !self.ended.load(Ordering::SeqCst) {
+            // Their panics are caught inside or end the hub early; there is nothing to add here.
+            threads.drain(..).for_each(|thread| drop(thread.join()));
+        }
+        if let Some((stop, gauges)) = self.gauges.take() {
+            drop(stop);
+            threads.push(gauges);
+        }
+        // All is written: a driver or a drive that doesn't answer must not hold the screen. Such a thread is left behind.
+        while threads.iter().any(|t| !t.is_finished()) && since.elapsed() < LEAVE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 
@@ -127,20 +133,9 @@ fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle
     Builder::new().name(name.into()).spawn(body).map_err(|e| Error::run(format!("cannot start the {name} thread: {e}")))
 }
 
-fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
-    let failed = |e: &Error| RunFinished {
-        status: RunStatus::Failed,
-        reason: Some(e.to_string()),
-        step: 0,
-        checkpoint: None,
-        vram: VramFigures::default(),
-        stats: StreamStats::default(),
-        residency_peak: 0,
-        telemetry_dropped: 0,
-        refused: e.exit_code() == ExitCode::Usage,
-    };
+fn finished(result: Result<Outcome>) -> RunFinished {
     match result {
-        Ok(Ok(o)) => RunFinished {
+        Ok(o) => RunFinished {
             status: o.status,
             reason: o.reason,
             step: o.step,
@@ -151,7 +146,16 @@ fn finished(result: std::thread::Result<Result<Outcome>>) -> RunFinished {
             telemetry_dropped: 0,
             refused: o.refused,
         },
-        Ok(Err(e)) => failed(&e),
-        Err(panic) => failed(&Error::panicked("the trainer", &*panic)),
+        Err(e) => RunFinished {
+            status: RunStatus::Failed,
+            reason: Some(e.to_string()),
+            step: 0,
+            checkpoint: None,
+            vram: VramFigures::default(),
+            stats: StreamStats::default(),
+            residency_peak: 0,
+            telemetry_dropped: 0,
+            refused: e.exit_code() == ExitCode::Usage,
+        },
     }
 }

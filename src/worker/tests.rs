@@ -70,6 +70,21 @@ fn slow() -> FakeEngine {
 }
 
 #[test]
+fn case_fo_82b_a_driver_that_does_not_answer_holds_no_screen_at_the_end() {
+    let hanging = Box::new(|| {
+        std::thread::sleep(Duration::from_secs(60));
+        Gauges::default()
+    });
+    let (notes, engine) = (Box::new(Notes::default()), Box::new(FakeEngine::default()));
+    let run = RunHandle::spawn(engine, job(3), notes, hanging, Signals::none()).unwrap();
+    until_finished(&run, |_| {});
+    let since = Instant::now();
+    drop(run);
+    let took = since.elapsed();
+    assert!((Duration::from_millis(900)..Duration::from_secs(5)).contains(&took), "{took:?}");
+}
+
+#[test]
 fn every_lifecycle_event_is_recorded_and_seen_and_finished_is_the_last() {
     let notes = Notes::default();
     let run = spawn(FakeEngine::default(), 50, &notes, &Signals::none());

@@ -155,6 +155,8 @@ fn case_fo_82_a_tokenizer_that_panics_is_refused_by_name() {
     for call in calls {
         let (code, _, err) = run(dir, call);
         assert!(code == 2 && err.contains("tokenizer.json"), "{call:?}: {code}\n{err}");
+        assert_eq!(err.matches("panicked").count(), 1, "{err}");
+        assert!(!err.contains("/.cargo/") && !err.contains("RUST_BACKTRACE"), "{err}");
     }
     // A plan only looks at the rows' lengths: without them it stands.
     let (code, _, err) = run(dir, &["plan", "model", "--profile", "cpu-only", "--set", "data.files=chat.jsonl"]);

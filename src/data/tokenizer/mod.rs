@@ -14,9 +14,9 @@ pub use templates::TemplateSource;
 use super::template::clean;
 use crate::checkpoint::{SpecialIds, keys};
 use crate::error::{Error, Result};
+use crate::panics;
 use serde_json::{Map, Value as Json};
 use special::Named;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Largest `tokenizer.json` taken, in bytes; Gemma 3's has 33 MB.
@@ -266,7 +266,7 @@ impl Tokenizer {
 
 /// What `work` in the tokenizers crate gives. The file comes from anyone: a panic over it is an error like any other.
 fn caught<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked("the library", &*panic).into()))
+    panics::caught("the library", work).unwrap_or_else(|panic| Err(panic.into()))
 }
 
 /// The crate numbers added tokens itself, by order; where that isn't the number the file gives, every special token
