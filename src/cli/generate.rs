@@ -88,7 +88,8 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
 /// The ids that `generate` continues.
 fn prompt(chat: &Chat, args: &GenerateArgs) -> Result<Vec<u32>> {
     // In a user's turn they would end it, or forge another's.
-    if let Some(token) = chat.tokenizer().control_in(&args.prompt).filter(|_| !args.raw) {
+    if let Some((at, _)) = chat.tokenizer().controls_in(&args.prompt).next().filter(|_| !args.raw) {
+        let token = &args.prompt[at];
         return Err(Error::usage(format!("the prompt holds '{token}', which the model reads as a control token"))
             .next("take it out, or give the whole text with --raw"));
     }

@@ -98,6 +98,17 @@ choices! {
         Drop = "drop",
     }
 
+    /// `data.control_tokens`: what control tokens that the turns of a row spell out are.
+    ControlTokens {
+        /// Letters like any others.
+        #[default]
+        Text = "text",
+        /// The tokens themselves.
+        Tokens = "tokens",
+        /// The row is left out.
+        Drop = "drop",
+    }
+
     /// `train.mode`: what is trained.
     Mode {
         /// Adapters beside a frozen base.

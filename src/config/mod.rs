@@ -13,8 +13,8 @@ pub mod size;
 mod table;
 
 pub use choice::{
-    DataFormat, DeviceChoice, HeadPlace, Mode, Offload, OverLong, Scheduler, SystemFallback, TARGETS, TierChoice,
-    TrainOn,
+    ControlTokens, DataFormat, DeviceChoice, HeadPlace, Mode, Offload, OverLong, Scheduler, SystemFallback, TARGETS,
+    TierChoice, TrainOn,
 };
 pub use keys::{config_key, config_keys, nearest};
 pub use size::terabytes;
@@ -79,6 +79,8 @@ pub struct DataSection {
     pub train_on: TrainOn,
     /// System turn under a template without one: `stop`, `fold`, `drop`.
     pub system_fallback: SystemFallback,
+    /// Control tokens that turns spell out: `text`, `tokens`, `drop`.
+    pub control_tokens: ControlTokens,
     /// Skip (and count) lines that aren't valid JSON instead of stopping.
     pub skip_bad_lines: bool,
 }
@@ -95,6 +97,7 @@ impl Default for DataSection {
             eval_split: 0.0,
             train_on: TrainOn::default(),
             system_fallback: SystemFallback::default(),
+            control_tokens: ControlTokens::default(),
             skip_bad_lines: false,
         }
     }

@@ -3,7 +3,8 @@
 
 use super::resume::Class::{self, Batch, Curve, Fixed, Free, Function, Length, Rows};
 use super::{
-    DataFormat, DeviceChoice, HeadPlace, Mode, Offload, OverLong, Scheduler, SystemFallback, TierChoice, TrainOn,
+    ControlTokens, DataFormat, DeviceChoice, HeadPlace, Mode, Offload, OverLong, Scheduler, SystemFallback, TierChoice,
+    TrainOn,
 };
 use Kind::{Flag, List, Name, Number, Resident, Size, Terabytes, Text, Whole};
 use std::ops::Bound::{self, Excluded, Included, Unbounded};
@@ -112,6 +113,9 @@ keys! {
     "data.train_on": Name(TrainOn::NAMES), Rows, [], "which tokens carry loss", form "train on" *TrainOn::NAMES;
     "data.system_fallback": Name(SystemFallback::NAMES), Rows, [], "a system turn where the template has none",
         form "system message unsupported" *SystemFallback::NAMES;
+    "data.control_tokens": Name(ControlTokens::NAMES), Rows, [],
+        "control tokens (`<|im_end|>`) that the turns of a row spell out: letters, the tokens themselves, or the row is left out",
+        form "typed control tokens" *ControlTokens::NAMES;
     "data.skip_bad_lines": Flag, Rows, [], "skip and count lines that are no JSON, instead of stopping";
 
     "lora.r": at_least(1, "a rank of at least 1"), Fixed, ["rank", "lora_rank", "lora_r"], "rank",

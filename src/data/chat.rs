@@ -4,12 +4,13 @@
 use super::Row;
 use super::fit::{self, made_up, render, without_system, write_arguments};
 use super::formats::Example;
-use super::mask::{self, Fault};
+use super::mask::{self, Fault, Masked};
 use super::messages::Conversation;
 use super::template::{ChatTemplate, Context, Date, Refusal, clean};
 use super::tokenizer::{Tokenizer, read_template};
+use super::typed;
 use crate::checkpoint::{Checkpoint, SpecialIds};
-use crate::config::{SystemFallback, TrainOn};
+use crate::config::{ControlTokens, SystemFallback, TrainOn};
 use crate::error::{Error, Result};
 use serde_json::{Value as Json, json};
 use std::ops::Range;
@@ -44,6 +45,9 @@ pub struct Chat {
     turn_end: Option<u32>,
     tried: bool,
     tool_fault: Option<Error>,
+    control: ControlTokens,
+    /// Control tokens that make turns: those that the template prints around made-up ones, and what the files name.
+    turn_tokens: Vec<u32>,
     notes: Vec<String>,
 }
 
@@ -74,6 +78,12 @@ pub struct Tokens {
     pub opened: usize,
     /// What the generation prompt adds, where a trained turn begins otherwise.
     pub unlike: Option<String>,
+    /// It came through a chat template.
+    pub is_chat: bool,
+    /// Control tokens that the row's own text spells out.
+    pub typed: usize,
+    /// Bytes of `text` in which they are letters.
+    pub letters: Vec<Range<usize>>,
     /// Where BOS came from: `template`, `post-processor`, `none`.
     pub bos: &'static str,
     /// Where the last end token came from: `template`, `appended`, `text`, `none`.
@@ -129,10 +139,32 @@ impl Chat {
             turn_end: None,
             tried: false,
             tool_fault: None,
+            control: ControlTokens::default(),
+            turn_tokens: Vec::new(),
             notes,
         };
+        let named = [chat.tokenizer.bos(), chat.tokenizer.eos(), chat.tokenizer.pad()];
+        chat.turn_tokens = named.into_iter().flatten().chain(chat.tokenizer.stops().iter().copied()).collect();
         chat.learn()?;
         Ok(chat)
+    }
+
+    /// The same, with control tokens that a conversation's text spells out read as `control` says.
+    #[must_use]
+    pub fn with_control(self, control: ControlTokens) -> Chat {
+        Chat { control, ..self }
+    }
+
+    /// Where tokens that make turns stand in a text of a row.
+    fn typed_in(&self, text: &str) -> Vec<Range<usize>> {
+        let found = self.tokenizer.controls_in(text).filter(|(_, id)| self.turn_tokens.contains(id));
+        found.map(|(at, _)| at).collect()
+    }
+
+    /// How those are read.
+    #[must_use]
+    pub fn control(&self) -> ControlTokens {
+        self.control
     }
 
     /// Tries the templates on made-up turns: what they can't do is known before the first row.
@@ -149,6 +181,10 @@ impl Chat {
         let template = &*template;
         self.turn_end = mask::turn_end(template, &self.tokenizer);
         let (user, assistant) = made_up();
+        // An answer that isn't the last one: around that some templates put an empty thought.
+        if let Ok(text) = render(template, &[user.clone(), assistant.clone(), user.clone()]) {
+            self.turn_tokens.extend(self.tokenizer.controls_in(&text).map(|(_, id)| id));
+        }
         let system = json!({"role": "system", "content": "sss"});
         self.no_system = match render(template, &[system, user.clone(), assistant]) {
             Err(why) => Some(why.to_string()),
@@ -207,6 +243,12 @@ impl Chat {
     #[must_use]
     pub fn template_origin(&self) -> Option<&str> {
         self.template.as_ref().map(ChatTemplate::origin)
+    }
+
+    /// The template's source, a byte order mark taken off; `None` if there is none.
+    #[must_use]
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::source)
     }
 
     /// Why the template can't take a system turn; `None` if it can.
@@ -270,7 +312,10 @@ impl Chat {
             let name = self.tokenizer.token_text(*eos);
             !name.is_empty() && text.trim_end().ends_with(&name)
         });
-        let mut out = self.assemble(text, std::slice::from_ref(&(from..end)), &[])?;
+        let typed = self.typed_in(&text).len();
+        let masked = Masked { text, spans: std::iter::once(from..end).collect(), ..Masked::default() };
+        let mut out = self.assemble(masked, Vec::new())?;
+        out.typed = typed;
         let closing = self.tokenizer.closing(own.or(out.row.ids.last().copied()));
         out.eos = match (closing.is_empty(), self.tokenizer.eos()) {
             (false, _) => "appended",
@@ -307,7 +352,19 @@ impl Chat {
         if self.arguments_as_text {
             fitted.turns.iter_mut().for_each(|t| write_arguments(&mut t.message));
         }
-        let masked = mask::conversation(template, &self.tokenizer, &fitted, train_on).map_err(|fault| match fault {
+        let typed = typed::count(&fitted, &|text| self.typed_in(text));
+        if typed > 0 && self.control == ControlTokens::Drop {
+            return Err(Refused::Row("control tokens stand in its text".into()));
+        }
+        let plain = fitted.clone();
+        let mark = match typed > 0 && self.control == ControlTokens::Text {
+            true => Some(
+                typed::mark(&mut fitted, &|text| self.typed_in(text))
+                    .ok_or_else(|| Refused::Row(typed::MIXED.into()))?,
+            ),
+            false => None,
+        };
+        let mut masked = mask::conversation(template, &self.tokenizer, &fitted, train_on).map_err(|fault| match fault {
             Fault::Row(why) => Refused::Row(why),
             Fault::Template(why) => Refused::Fatal(
                 Error::data(format!("chat template ({}) can't be masked: {why}", clean(template.origin()))).next(
@@ -318,31 +375,43 @@ impl Chat {
         let tools_hidden = conversation.tools.is_some() && fit::shows_no_tools(template, &fitted, &masked.text);
         let user_shown = fit::shows_a_user(&fitted, &masked.text);
         let hidden = fitted.turns.iter().map(|t| fit::hidden(t, &masked.text)).sum();
-        let mut out = self.assemble(masked.text, &masked.spans, &masked.inserted)?;
+        let mut letters = Vec::new();
+        if let Some(mark) = mark {
+            let found = typed::unmark(&mut masked, &|text| self.typed_in(text), mark);
+            let same = || mask::rendered(template, &plain).is_ok_and(|text| text == masked.text);
+            letters = found.filter(|_| same()).ok_or_else(|| Refused::Row(typed::MIXED.into()))?;
+        }
+        let (opened, unlike) = (masked.opened, masked.unlike.take());
+        let (vanished, unclosed) = (masked.vanished, masked.unclosed);
+        let mut out = self.assemble(masked, letters)?;
+        out.typed = typed;
         (out.tools_hidden, out.user_shown, out.hidden) = (tools_hidden, user_shown, hidden);
-        (out.opened, out.unlike) = (masked.opened, masked.unlike);
-        (out.vanished, out.unclosed, out.system_turns) = (masked.vanished, masked.unclosed, system_turns);
-        out.eos = if masked.unclosed == 0 { "template" } else { "none" };
+        (out.is_chat, out.opened, out.unlike) = (true, opened, unlike);
+        (out.vanished, out.unclosed, out.system_turns) = (vanished, unclosed, system_turns);
+        out.eos = if unclosed == 0 { "template" } else { "none" };
         Ok(out)
     }
 
-    fn assemble(&self, text: String, spans: &[Range<usize>], inserted: &[Range<usize>]) -> Result<Tokens, Refused> {
-        let encoded = self.tokenizer.encode(&text)?;
+    /// The tokens of a masked text; the control tokens at `letters` are text.
+    fn assemble(&self, masked: Masked, letters: Vec<Range<usize>>) -> Result<Tokens, Refused> {
+        let Masked { text, spans, inserted, .. } = masked;
+        let encoded = self.tokenizer.encode_apart(&text, &letters)?;
+        let encoded = encoded.ok_or_else(|| Refused::Row(typed::MIXED.into()))?;
         let (opening, bos) = self.tokenizer.opening(encoded.ids.first().copied());
         let touches = |ranges: &[Range<usize>], (start, end): (usize, usize)| {
             ranges.iter().any(|r| start < r.end && end > r.start)
         };
         let added = opening.len();
         let mut row = Row { ids: [opening, &encoded.ids].concat(), trained: vec![false; added] };
-        row.trained.extend(encoded.offsets.iter().map(|o| touches(spans, *o)));
+        row.trained.extend(encoded.offsets.iter().map(|o| touches(&spans, *o)));
         // Nothing stands before the first token to predict it from.
         if let Some(first) = row.trained.first_mut() {
             *first = false;
         }
         let mut marks = vec![false; added];
-        marks.extend(encoded.offsets.iter().map(|o| touches(inserted, *o)));
+        marks.extend(encoded.offsets.iter().map(|o| touches(&inserted, *o)));
         let offsets = vec![None; added].into_iter().chain(encoded.offsets.into_iter().map(Some)).collect();
-        Ok(Tokens { row, text, offsets, inserted: marks, bos, ..Tokens::default() })
+        Ok(Tokens { row, text, offsets, letters, inserted: marks, bos, ..Tokens::default() })
     }
 }
 

@@ -4,7 +4,7 @@ use super::chat::{Chat, ModelFiles, Refused};
 use super::formats::{Format, fields};
 use super::pipeline::Settings;
 use super::reader;
-use super::tally::{file_name, shown_prompt};
+use super::tally::{file_name, shown_prompt, typed_note};
 use super::template::{Date, clean};
 use crate::config::{OverLong, RunConfig};
 use crate::error::{Error, Result};
@@ -25,6 +25,8 @@ pub struct TokenView {
     pub inserted: bool,
     /// It lies past `max_length`.
     pub cut: bool,
+    /// It is a letter of a control token that the row's own text spells out.
+    pub typed: bool,
 }
 
 /// One inspected row.
@@ -62,7 +64,7 @@ pub struct Inspection {
 /// As [`super::prepare`] for this row; the file has fewer rows.
 pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>, date: Date) -> Result<Inspection> {
     let settings = Settings::of(&config.data)?;
-    let chat = Chat::open(model, config.data.template.as_deref(), date)?;
+    let chat = Chat::open(model, config.data.template.as_deref(), date)?.with_control(config.data.control_tokens);
     let mut format = settings.format;
     let (mut seen, mut found) = (0, None);
     let read = reader::read(file, config.data.skip_bad_lines, &mut |record| {
@@ -95,6 +97,7 @@ pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>,
     })?;
 
     let mut notes = Vec::new();
+    let is_chat = matches!(example, super::formats::Example::Conversation(_));
     let length = tokens.row.ids.len();
     let over = length.saturating_sub(settings.max_length);
     let cut = match settings.over_long {
@@ -130,6 +133,7 @@ pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>,
     if tokens.hidden > 0 {
         notes.push(format!("the chat template leaves out {} characters of user and tool text", tokens.hidden));
     }
+    notes.extend(typed_note(tokens.typed, is_chat, chat.control()));
     if tokens.tools_hidden {
         notes.push("the chat template shows no tools: the model won't see those that the row names".into());
     }
@@ -143,13 +147,14 @@ pub fn inspect(file: &Path, row: u64, config: &RunConfig, model: ModelFiles<'_>,
             trained: tokens.row.trained[i],
             inserted: tokens.inserted[i],
             cut: cut.contains(&i),
+            typed: tokens.offsets[i]
+                .is_some_and(|(start, end)| tokens.letters.iter().any(|l| start < l.end && l.start < end)),
         })
         .collect();
     let trained_tokens = views.iter().filter(|v| v.trained && !v.cut).count() as u64;
     if trained_tokens == 0 {
         notes.push("no token trains: the row will be left out".into());
     }
-    let is_chat = matches!(example, super::formats::Example::Conversation(_));
     notes.extend_from_slice(chat.notes());
     notes.extend(chat.turn_end_note().filter(|_| is_chat));
     Ok(Inspection {
@@ -202,7 +207,8 @@ impl Inspection {
         }
         out.push_str("\n+ trained   * trained, the template's own   . not trained   x cut off\n\n");
         for (i, token) in self.tokens.iter().enumerate() {
-            let _ = writeln!(out, "{i:>6} {} {:>7}  {}", token.sign(), token.id, visible(&token.text));
+            let typed = if token.typed { "   (typed)" } else { "" };
+            let _ = writeln!(out, "{i:>6} {} {:>7}  {}{typed}", token.sign(), token.id, visible(&token.text));
         }
         out
     }
@@ -273,6 +279,17 @@ mod tests {
         let json = seen.to_json();
         assert_eq!(json["tokens"][0]["trained"], false);
         assert_eq!(json["schema"], 1);
+    }
+
+    #[test]
+    fn case_fo_35c_control_tokens_that_a_row_spells_out_are_shown() {
+        let rows = [chat_row(&[("user", "x<|im_end|>"), ("assistant", "y")])];
+        let seen = look(Fixture::default(), &rows, 1, |_| {}).unwrap();
+        let typed: String = seen.tokens.iter().filter(|t| t.typed).map(|t| t.text.as_str()).collect();
+        assert_eq!(typed, "<|im_end|>");
+        let text = seen.to_text();
+        assert!(text.contains("note: 1 control token typed in turns: read as letters"), "{text}");
+        assert_eq!(text.lines().filter(|l| l.ends_with("   (typed)")).count(), 10, "{text}");
     }
 
     #[test]

@@ -104,6 +104,20 @@ pub fn conversation(
     Ok(out)
 }
 
+/// The text of `conversation` alone.
+///
+/// # Errors
+/// The template refuses the row.
+pub fn rendered(template: &ChatTemplate, conversation: &Conversation) -> Result<String, Refusal> {
+    let (messages, tools) = (messages(&conversation.turns), conversation.tools.as_deref());
+    template.render(Context {
+        messages: &messages,
+        tools,
+        add_generation_prompt: false,
+        kwargs: conversation.kwargs.as_ref(),
+    })
+}
+
 /// The end token with which the template closes what the assistant says, on made-up turns; `None` if it has none, or if
 /// it wants other turns.
 #[must_use]

@@ -15,6 +15,7 @@ mod tally;
 pub mod template;
 pub mod tokenizer;
 mod tokens;
+mod typed;
 
 #[cfg(test)]
 mod found_tests;
@@ -63,6 +64,8 @@ pub struct Dataset {
     pub train: Vec<Row>,
     /// Held-out rows.
     pub eval: Vec<Row>,
+    /// The chat template that conversations came through; `None` where no row is one.
+    pub template: Option<String>,
     /// Counts for the report.
     pub facts: DataFacts,
     /// One line each: BOM, dropped rows, truncations, template notes.

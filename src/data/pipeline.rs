@@ -67,7 +67,7 @@ pub fn prepare(
         return Ok(finish(data, config.train.seed, out));
     }
     let total = data.files.iter().chain(&data.eval_files).map(|f| std::fs::metadata(f).map_or(0, |m| m.len())).sum();
-    let chat = Chat::open(model, data.template.as_deref(), date)?;
+    let chat = Chat::open(model, data.template.as_deref(), date)?.with_control(data.control_tokens);
     let mut import = Import {
         chat: &chat,
         settings,
@@ -90,6 +90,7 @@ pub fn prepare(
         return Err(tally.nothing_usable(&data.eval_files));
     }
     let mut out = Dataset { train, eval, ..Dataset::default() };
+    out.template = chat.template_source().filter(|_| tally.has_chats()).map(String::from);
     tally.write_notes(&settings, &chat, &mut out);
     Ok(finish(data, config.train.seed, out))
 }

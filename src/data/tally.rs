@@ -6,7 +6,7 @@ use super::pipeline::Settings;
 use super::reader;
 use super::template::clean;
 use super::{Dataset, Row};
-use crate::config::{OverLong, SystemFallback};
+use crate::config::{ControlTokens, OverLong, SystemFallback};
 use crate::error::{Error, Result};
 use crate::units::plural;
 use sha2::{Digest, Sha256};
@@ -66,6 +66,9 @@ pub(super) struct Tally {
     user_shown: bool,
     user_hidden: Count,
     tools_hidden: Count,
+    chats: bool,
+    typed: Count,
+    typed_in_texts: Count,
     opened: u64,
     unlike: Count,
     prompt: String,
@@ -98,6 +101,7 @@ impl Tally {
 
     /// The row to keep of `tokens`, cut as the settings say.
     pub(super) fn take(&mut self, tokens: Tokens, settings: &Settings, chat: &Chat, place: &str) -> Option<Row> {
+        let chat_row = tokens.is_chat;
         self.system_turns.add(tokens.system_turns as u64, place);
         self.vanished.add(tokens.vanished as u64, place);
         self.vanished_rows += u64::from(tokens.vanished > 0);
@@ -108,6 +112,9 @@ impl Tally {
         self.user_shown |= tokens.user_shown == Some(true);
         self.user_hidden.add(u64::from(tokens.user_shown == Some(false)), place);
         self.tools_hidden.add(u64::from(tokens.tools_hidden), place);
+        self.chats |= chat_row;
+        let typed = if chat_row { &mut self.typed } else { &mut self.typed_in_texts };
+        typed.add(tokens.typed as u64, place);
         self.opened += tokens.opened as u64;
         if let Some(prompt) = tokens.unlike {
             self.unlike.add(1, place);
@@ -150,6 +157,11 @@ impl Tally {
             place,
         );
         None
+    }
+
+    /// Whether any row is a conversation.
+    pub(super) fn has_chats(&self) -> bool {
+        self.chats
     }
 
     /// Faults that stop the run once all rows were seen.
@@ -248,6 +260,9 @@ impl Tally {
                 rows(self.tools_hidden.n)
             ),
         );
+        for (count, is_chat) in [(&self.typed, true), (&self.typed_in_texts, false)] {
+            note(count, typed_note(count.n as usize, is_chat, chat.control()).unwrap_or_default());
+        }
         if self.opened == 0 {
             note(
                 &self.unlike,
@@ -267,6 +282,19 @@ impl Tally {
                 clean(&tokenizer.token_text(eos))
             ));
         }
+    }
+}
+
+/// What is done with `n` control tokens that rows' own texts spell out; `None` where there are none.
+pub(super) fn typed_note(n: usize, is_chat: bool, control: ControlTokens) -> Option<String> {
+    let all = plural(n as u64, "control token");
+    match (n, is_chat, control) {
+        (0, ..) => None,
+        (_, false, _) => Some(format!("{all} in texts without a template: read as the tokens themselves")),
+        (_, _, ControlTokens::Tokens) => {
+            Some(format!("{all} typed in turns: read as the tokens themselves, as data.control_tokens says"))
+        }
+        _ => Some(format!("{all} typed in turns: read as letters (data.control_tokens)")),
     }
 }
 

@@ -32,7 +32,7 @@ const PLAN_KEYS: [&str; 12] = [
     "stream.host_budget",
 ];
 
-const DATA_KEYS: [&str; 8] = [
+const DATA_KEYS: [&str; 9] = [
     "data.files",
     "data.eval_files",
     "data.eval_split",
@@ -41,6 +41,7 @@ const DATA_KEYS: [&str; 8] = [
     "data.max_length",
     "data.over_long",
     "data.system_fallback",
+    "data.control_tokens",
 ];
 
 /// Settings of the Plan screen.

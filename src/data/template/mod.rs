@@ -45,6 +45,7 @@ pub struct ChatTemplate {
     room: Room,
     specials: Vec<(String, String)>,
     origin: String,
+    source: String,
     has_generation: bool,
     as_parts: &'static [&'static str],
 }
@@ -111,6 +112,7 @@ impl ChatTemplate {
             Error::data(format!("chat template ({}){line}: {}", clean(origin), clean(what)))
                 .next("name another template file in data.template")
         };
+        let whole = source.to_string();
         // Jinja reads every kind of line end in a template as \n.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         if source.len() as u64 > MAX_TEMPLATE {
@@ -123,7 +125,13 @@ impl ChatTemplate {
         let room = Room::start(move || compiled(source, date))
             .map_err(|why| fail(None, &why))?
             .map_err(|(line, what)| fail(line, &what))?;
-        Ok(ChatTemplate { room, specials, origin: origin.to_string(), has_generation, as_parts: &[] })
+        Ok(ChatTemplate { room, specials, origin: origin.to_string(), source: whole, has_generation, as_parts: &[] })
+    }
+
+    /// Its source, as given.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Where the source came from.

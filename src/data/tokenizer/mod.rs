@@ -4,6 +4,7 @@
 //! drops leading spaces from them), so rows are encoded without one and what it would add is learnt once, here. And
 //! ids are checked against the embedding's rows at every encoding: an id past its end would read foreign memory.
 
+mod apart;
 mod bounds;
 mod files;
 mod special;
@@ -15,9 +16,12 @@ use super::template::clean;
 use crate::checkpoint::{SpecialIds, keys};
 use crate::error::{Error, Result};
 use crate::panics;
+use apart::Apart;
 use serde_json::{Map, Value as Json};
 use special::Named;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Largest `tokenizer.json` taken, in bytes; Gemma 3's has 33 MB.
 const MAX_TOKENIZER: u64 = 512 << 20;
@@ -44,6 +48,10 @@ pub struct Tokenizer {
     stops: Vec<u32>,
     specials: Vec<(String, String)>,
     added: Vec<(String, u32)>,
+    /// Those of them that control a model, and what they begin with.
+    controls: Vec<(String, u32)>,
+    firsts: Vec<char>,
+    apart: OnceLock<Apart>,
     templates: Vec<TemplateSource>,
     growth: u64,
     notes: Vec<String>,
@@ -114,8 +122,17 @@ impl Tokenizer {
             inner.get_added_tokens_decoder().iter().map(|(id, t)| (t.content.clone(), *id)).collect();
         // Longest first, so that a token isn't taken for a shorter one that starts it.
         added.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.0.cmp(&b.0)));
+        let control = |id: &u32| inner.get_added_tokens_decoder().get(id).is_some_and(|t| t.special);
+        let controls: Vec<(String, u32)> =
+            added.iter().filter(|(text, id)| !text.is_empty() && control(id)).cloned().collect();
+        let mut firsts: Vec<char> = controls.iter().filter_map(|(text, _)| text.chars().next()).collect();
+        firsts.sort_unstable();
+        firsts.dedup();
         Ok(Tokenizer {
             inner,
+            controls,
+            firsts,
+            apart: OnceLock::new(),
             vocab,
             prefix,
             suffix,
@@ -142,13 +159,19 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer fails, or names an id that the embedding has no row for.
     pub fn encode(&self, text: &str) -> Result<Encoded> {
+        self.encode_with(&self.inner, text, |id| id)
+    }
+
+    /// Tokens that `inner` makes of `text`, by the ids that `id` gives for its.
+    fn encode_with(&self, inner: &tokenizers::Tokenizer, text: &str, id: impl Fn(u32) -> u32) -> Result<Encoded> {
         bounds::fits(text.len(), self.growth).map_err(|bytes| {
             Error::data(format!("the tokenizer's normalizer may make {bytes} bytes of a text of {}", text.len()))
                 .next("shorten the text, or use the tokenizer that the model's makers publish")
         })?;
-        let encoding = caught(|| self.inner.encode(text, false))
+        let encoding = caught(|| inner.encode(text, false))
             .map_err(|e| Error::data(format!("tokenizer.json can't encode: {}", clean(&e.to_string()))))?;
-        if let Some(id) = encoding.get_ids().iter().find(|id| **id as usize >= self.vocab) {
+        let ids: Vec<u32> = encoding.get_ids().iter().map(|own| id(*own)).collect();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab) {
             let token = self.inner.id_to_token(*id).unwrap_or_default();
             return Err(Error::checkpoint(format!(
                 "the tokenizer gives id {id} ('{}'), but the embedding has {} rows",
@@ -157,7 +180,7 @@ impl Tokenizer {
             ))
             .next("use the tokenizer that belongs to this checkpoint"));
         }
-        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+        Ok(Encoded { ids, offsets: encoding.get_offsets().to_vec() })
     }
 
     /// Text of `ids`; `skip_special` leaves special tokens out.
@@ -185,11 +208,20 @@ impl Tokenizer {
         token.len() == 6 && token.starts_with("<0x") && token.ends_with('>')
     }
 
-    /// A control token that would be read out of `text`.
-    #[must_use]
-    pub fn control_in(&self, text: &str) -> Option<String> {
-        let tokens = self.inner.get_added_tokens_decoder().into_values();
-        tokens.filter(|t| t.special && !t.content.is_empty()).map(|t| t.content).find(|t| text.contains(t.as_str()))
+    /// Where control tokens would be read out of `text`, and their ids.
+    pub fn controls_in<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (Range<usize>, u32)> + 'a {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            loop {
+                let at = from + text[from..].find(self.firsts.as_slice())?;
+                let rest = &text[at..];
+                if let Some((token, id)) = self.controls.iter().find(|(token, _)| rest.starts_with(token.as_str())) {
+                    from = at + token.len();
+                    return Some((at..from, *id));
+                }
+                from = at + rest.chars().next().map_or(1, char::len_utf8);
+            }
+        })
     }
 
     /// Beginning-of-sequence token: the tokenizer's, else the model config's.
