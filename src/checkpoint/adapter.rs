@@ -8,6 +8,7 @@ mod tensors;
 
 pub use peft::to_peft;
 
+use super::files::read_small;
 use crate::error::{Error, Result};
 use crate::files;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,10 @@ pub const TENSORS_FILE: &str = "adapter_model.safetensors";
 pub const CONFIG_FILE: &str = "adapter_config.json";
 /// The model card.
 pub const CARD_FILE: &str = "README.md";
+/// The chat template that the adapter was trained with, where transformers looks for one.
+pub const TEMPLATE_FILE: &str = "chat_template.jinja";
+/// Longest template that is taken with an adapter, in bytes.
+const MAX_TEMPLATE: u64 = 512 << 10;
 
 /// `adapter_config.json`: only keys that PEFT has known since 0.6, plus `use_rslora` and `layers_to_transform` when used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +45,9 @@ pub struct AdapterConfig {
     pub target_modules: Vec<String>,
     /// Layers that carry adapters, when not all do.
     pub layers_to_transform: Option<Vec<usize>>,
+    /// The chat template that its rows came through, a file of its own beside the config.
+    #[serde(skip)]
+    pub chat_template: Option<String>,
 }
 
 /// One F32 tensor of an adapter.
@@ -120,7 +128,17 @@ pub fn write_noted(dir: &Path, config: &AdapterConfig, tensors: &[AdapterTensor]
     if fs::read(&config_path).is_ok_and(|old| old != text.as_bytes()) {
         fs::remove_file(&config_path).map_err(|e| Error::io("replace", &config_path, e))?;
     }
-    Ok(files::replace(&dir.join(CARD_FILE), card::readme(&config, notes).as_bytes())?
+    let template = dir.join(TEMPLATE_FILE);
+    let template_bytes = match &config.chat_template {
+        Some(text) => files::replace(&template, text.as_bytes())?,
+        // One of an earlier adapter in this folder would be taken for this one's.
+        None if template.exists() => {
+            fs::remove_file(&template).map(|()| 0).map_err(|e| Error::io("replace", &template, e))?
+        }
+        None => 0,
+    };
+    Ok(template_bytes
+        + files::replace(&dir.join(CARD_FILE), card::readme(&config, notes).as_bytes())?
         + files::replace(&dir.join(TENSORS_FILE), &tensors::encode(tensors)?)?
         + files::replace(&config_path, text.as_bytes())?)
 }
@@ -130,7 +148,10 @@ pub fn write_noted(dir: &Path, config: &AdapterConfig, tensors: &[AdapterTensor]
 /// # Errors
 /// Not a PEFT LoRA adapter, or a feature this program doesn't have (DoRA, modules_to_save, …).
 pub fn read(dir: &Path) -> Result<(AdapterConfig, Vec<AdapterTensor>)> {
-    let stated = peft::read_config(dir)?;
+    let mut stated = peft::read_config(dir)?;
+    // Weights load without it, and whoever speaks by it reads it with its faults told.
+    stated.config.chat_template =
+        read_small(&dir.join(TEMPLATE_FILE), MAX_TEMPLATE).ok().and_then(|t| String::from_utf8(t).ok());
     let path = dir.join(TENSORS_FILE);
     if !path.is_file() && dir.join("adapter_model.bin").is_file() {
         return Err(Error::checkpoint(format!("'{}' holds its tensors as a pickle", dir.display()))

@@ -105,7 +105,7 @@ fn prompt(chat: &Chat, args: &GenerateArgs) -> Result<Vec<u32>> {
 /// # Errors
 /// The run names one that is gone, or its config can't be read.
 fn trained_template(dir: &Path) -> Result<Option<PathBuf>> {
-    let beside = ["adapter", ""].map(|inner| dir.join(inner).join("chat_template.jinja"));
+    let beside = ["adapter", ""].map(|inner| dir.join(inner).join(adapter::TEMPLATE_FILE));
     if let Some(file) = beside.into_iter().find(|file| file.is_file()) {
         return Ok(Some(file));
     }

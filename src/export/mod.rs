@@ -115,15 +115,15 @@ fn make(run_dir: &Path, kind: &str, dest: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Copies the adapter's three files byte for byte, the config last: it makes the folder an adapter.
+/// Copies the adapter's files byte for byte, the config last: it makes the folder an adapter.
 fn copy_adapter(from: &Path, dest: &Path) -> Result<()> {
     fs::create_dir_all(dest).map_err(|e| Error::io("create", dest, e))?;
-    for name in [adapter::CARD_FILE, adapter::TENSORS_FILE, adapter::CONFIG_FILE] {
+    for name in [adapter::CARD_FILE, adapter::TEMPLATE_FILE, adapter::TENSORS_FILE, adapter::CONFIG_FILE] {
         let source = from.join(name);
         match fs::read(&source) {
             Ok(bytes) => files::replace(&dest.join(name), &bytes)?,
-            // Adapters of other programs may come without a card.
-            Err(_) if name == adapter::CARD_FILE => 0,
+            // Adapters of other programs may come without a card; only those of chats have a template.
+            Err(_) if matches!(name, adapter::CARD_FILE | adapter::TEMPLATE_FILE) => 0,
             Err(e) => return Err(Error::io("read", &source, e)),
         };
     }

@@ -24,6 +24,7 @@ fn adapter_config(rslora: bool) -> AdapterConfig {
         use_rslora: rslora,
         target_modules: vec!["q_proj".into()],
         layers_to_transform: None,
+        chat_template: None,
     }
 }
 

@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
             Some(gpu) => residents.with_gpu(gpu.clone(), control.clone()),
             None => residents,
         };
-        let adapter_config = adapter_config(job, &lora, &checkpoint);
+        let adapter_config = adapter_config(job, &lora, &checkpoint, data.template.clone());
         let adapter = Adapter::new(layout, &params, kind, device);
         let mut adam = AdamW::new(&adapter.flat, config.train.weight_decay);
         if let (Some(t), Some(old)) = (&restored, &old) {
@@ -252,7 +252,12 @@ fn scaled_as_trained(
     Ok(own)
 }
 
-fn adapter_config(job: &Job, lora: &LoraSection, checkpoint: &Checkpoint) -> AdapterConfig {
+fn adapter_config(
+    job: &Job,
+    lora: &LoraSection,
+    checkpoint: &Checkpoint,
+    chat_template: Option<String>,
+) -> AdapterConfig {
     let config = &job.config;
     let n = checkpoint.blocks.len();
     let lowest = lowest_trainable(n, lora.top_fraction);
@@ -272,6 +277,7 @@ fn adapter_config(job: &Job, lora: &LoraSection, checkpoint: &Checkpoint) -> Ada
         use_rslora: lora.rslora,
         target_modules: targets,
         layers_to_transform: (lowest > 0).then(|| (lowest..n).collect()),
+        chat_template,
     }
 }
 

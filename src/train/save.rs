@@ -194,7 +194,9 @@ fn fill(
     files::replace(&dir.join("trainer_state.json"), &json(state)?)?;
     let mut manifest = Manifest { schema: SCHEMA, step: state.global_step, files: BTreeMap::new() };
     let mut total = 0;
-    for file in ["adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "trainer_state.json"] {
+    let template = config.chat_template.is_some().then_some(adapter::TEMPLATE_FILE);
+    let names = ["adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "trainer_state.json"];
+    for file in names.into_iter().chain(template) {
         let facts = facts(&dir.join(file), &mut || told(0))?;
         total += facts.bytes;
         manifest.files.insert(file.into(), facts);

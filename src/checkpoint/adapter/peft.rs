@@ -210,6 +210,7 @@ pub(super) fn from_peft(value: &Value) -> std::result::Result<Stated, Refusal> {
             },
             target_modules: targets,
             layers_to_transform: layers(map)?,
+            chat_template: None,
         },
         plain_targets,
     })

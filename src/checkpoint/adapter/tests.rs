@@ -20,6 +20,7 @@ fn config() -> AdapterConfig {
         use_rslora: false,
         target_modules: vec!["v_proj".into(), "q_proj".into()],
         layers_to_transform: None,
+        chat_template: None,
     }
 }
 
@@ -60,6 +61,20 @@ fn with_config(change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
 
 fn refusal(dir: &Path) -> String {
     read(dir).unwrap_err().to_string()
+}
+
+#[test]
+fn case_fo_32_an_adapter_keeps_its_chat_template_beside_it_and_no_others() {
+    let own = AdapterConfig { chat_template: Some("{{ 'é' }}\n".into()), ..config() };
+    let dir = written(&own, &tensors(4));
+    assert_eq!(fs::read_to_string(dir.path().join("chat_template.jinja")).unwrap(), "{{ 'é' }}\n");
+    assert_eq!(read(dir.path()).unwrap().0.chat_template, own.chat_template);
+    assert!(!fs::read_to_string(dir.path().join(CONFIG_FILE)).unwrap().contains("template"));
+    write(dir.path(), &config(), &tensors(4)).unwrap();
+    assert!(!dir.path().join("chat_template.jinja").exists());
+    // A template that can't be read keeps no weights from loading.
+    fs::write(dir.path().join("chat_template.jinja"), [0xff, 0xfe]).unwrap();
+    assert_eq!(read(dir.path()).unwrap().0.chat_template, None);
 }
 
 #[test]
@@ -141,6 +156,7 @@ fn case_ex_03_config_holds_only_keys_that_old_and_new_peft_know() {
         use_rslora: true,
         lora_alpha: 2.5,
         layers_to_transform: Some(vec![1]),
+        chat_template: None,
         ..config()
     });
     assert_eq!(everything["lora_alpha"], json!(2.5));

@@ -64,6 +64,7 @@ fn case_fo_43_targets_that_the_model_lacks_are_passed_over() {
         use_rslora: false,
         target_modules: vec!["q_proj".into()],
         layers_to_transform: None,
+        chat_template: None,
     };
     adapter::write(d.path(), &config, &named("model.")).unwrap();
     let path = d.path().join(adapter::CONFIG_FILE);
