@@ -50,7 +50,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         said.push(format!("warning: {}", past_positions(longest, positions)));
     }
     said.extend_from_slice(chat.notes());
-    said.extend(chat.turn_end_note().filter(|_| !args.raw));
+    said.extend(chat.turn_end_note());
     said.iter().for_each(|line| print::progress(line));
 
     let mut config = RunConfig::default();

@@ -2,7 +2,7 @@
 
 use super::args::GenerateArgs;
 use super::ranges::{mass, penalty, temperature, within};
-use crate::checkpoint::files;
+use crate::checkpoint::{files, keys};
 use crate::error::{Error, Result};
 use crate::infer::Choice;
 use crate::text::clean;
@@ -13,18 +13,13 @@ use std::path::Path;
 const FILE: &str = "generation_config.json";
 /// What draws where neither the command line nor the model says: temperature and nucleus mass.
 const OURS: (f64, f64) = (0.7, 0.9);
-/// Keys of the file that would change the text and aren't known here, each with the value that changes nothing.
-const UNUSED: [(&str, f64); 10] = [
-    ("min_p", 0.0),
-    ("typical_p", 1.0),
-    ("epsilon_cutoff", 0.0),
-    ("eta_cutoff", 0.0),
-    ("num_beams", 1.0),
-    ("penalty_alpha", 0.0),
+/// Keys of the file whose value that changes nothing isn't an empty one.
+const NEUTRAL: [(&str, f64); 5] = [
     ("encoder_repetition_penalty", 1.0),
-    ("no_repeat_ngram_size", 0.0),
-    ("min_new_tokens", 0.0),
     ("guidance_scale", 1.0),
+    ("num_beams", 1.0),
+    ("num_return_sequences", 1.0),
+    ("typical_p", 1.0),
 ];
 
 /// Settled sampling.
@@ -56,7 +51,7 @@ pub fn of_model(dir: &Path, said: &mut Vec<String>) -> Map<String, Value> {
 /// What `args` and the model's `file` add up to.
 ///
 /// # Errors
-/// A value of the file that can't be used and that no flag replaces.
+/// A value of the file that can't be used and that no flag replaces, or a key that asks for what isn't here.
 pub fn settle(args: &GenerateArgs, file: &Map<String, Value>) -> Result<Sampling> {
     let mut taken = Vec::new();
     let mut number = |key: &str, flag: Option<f64>, parse: fn(&str) -> Result<f64, String>| -> Result<Option<f64>> {
@@ -96,14 +91,9 @@ pub fn settle(args: &GenerateArgs, file: &Map<String, Value>) -> Result<Sampling
         line += &format!(" ({FILE}: {})", taken.join(", "));
     }
     let mut said = vec![format!("sampling: {line}")];
-    let unused: Vec<&str> = UNUSED
-        .iter()
-        .filter(|(key, nothing)| file.get(*key).is_some_and(|v| !v.is_null() && v.as_f64() != Some(*nothing)))
-        .map(|(key, _)| *key)
-        .collect();
-    if !unused.is_empty() {
-        said.push(format!("not used of {FILE}: {}", unused.join(", ")));
-    }
+    let neutral = |key: &str, value: &Value| NEUTRAL.iter().any(|(k, n)| *k == key && value.as_f64() == Some(*n));
+    let meant = file.iter().filter(|(k, v)| !neutral(k, v)).map(|(k, v)| (k.clone(), v.clone())).collect();
+    said.extend(keys::check(FILE, keys::GENERATION, &meant)?);
     let mut stops: Vec<String> = args.stop.clone();
     match file.get("stop_strings") {
         Some(Value::String(one)) => stops.push(one.clone()),
@@ -128,6 +118,7 @@ fn unusable(key: &str, value: &Value, want: &str) -> Error {
 mod tests {
     use super::super::args::{Cli, Command};
     use super::*;
+    use crate::checkpoint::keys::Fate;
     use clap::Parser;
     use serde_json::json;
 
@@ -178,7 +169,7 @@ mod tests {
             "sampling: temperature 0.6, top-k 20, top-p 0.95, seed 42, repetition penalty 1.05 \
             (generation_config.json: repetition penalty, temperature, top k, top p)"
         );
-        assert_eq!(model.said[1], "not used of generation_config.json: num_beams");
+        assert_eq!(model.said[1], "generation_config.json has keys that aren't used here: 'num_beams'");
         let flags = ["--temperature=1", "--top-k=3", "--repetition-penalty=1", "--stop", "a", "--stop", ""];
         let both = settled(&flags, file.clone()).unwrap();
         assert_eq!((both.choice, both.penalty), (sample(1.0, 3, 0.95), 1.0));
@@ -188,6 +179,37 @@ mod tests {
         assert_eq!(settled(&[], json!({"do_sample": false})).unwrap().choice, Choice::Greedy);
         assert_eq!(settled(&["--top-p=0.5"], json!({"do_sample": false})).unwrap().choice, sample(0.7, 0, 0.5));
         assert_eq!(settled(&["--temperature=0"], json!({})).unwrap().choice, Choice::Greedy);
+    }
+
+    #[test]
+    fn case_fo_42b_every_known_key_is_used_refused_by_name_or_told_once() {
+        let text = include_str!("../../tests/data/generation_config.json");
+        let file: Map<String, Value> = serde_json::from_str(text).unwrap();
+        let known: Vec<&str> = keys::GENERATION.iter().map(|(key, _)| *key).collect();
+        assert_eq!(file.keys().map(String::as_str).collect::<Vec<_>>(), known, "the fixture holds every known key");
+        let of = |fate: Fate| keys::GENERATION.iter().filter(move |(_, f)| *f == fate).map(|(key, _)| *key);
+        let mut taken = file.clone();
+        for key in of(Fate::Refused) {
+            let one = Map::from_iter([(key.to_string(), taken.remove(key).unwrap())]);
+            let e = settle(&args(&["--greedy"]).unwrap(), &one).unwrap_err();
+            assert!(e.exit_code() as u8 == 2 && e.what().contains(&format!("'{key}'")), "{e}");
+        }
+        let settled = settle(&args(&[]).unwrap(), &taken).unwrap();
+        let [drawn, told] = settled.said.as_slice() else { panic!("{:?}", settled.said) };
+        assert!(told.ends_with(&format!("and {} more", of(Fate::Told).count() - 5)), "{told}");
+        for key in file.keys().filter(|key| of(Fate::Told).any(|told| told == key.as_str())) {
+            let one = Map::from_iter([(key.clone(), file[key].clone())]);
+            let said = settle(&args(&[]).unwrap(), &one).unwrap().said;
+            assert!(said.len() == 2 && said[1].ends_with(&format!(": '{key}'")), "{said:?}");
+        }
+        // What is used bears on the answer: `eos_token_id` where the model is opened.
+        for word in ["repetition penalty 1.05", "temperature 0.6", "top-k 20", "top-p 0.95"] {
+            assert!(drawn.contains(word), "{drawn}");
+        }
+        assert_eq!(settled.stops, ["END"]);
+        let neutral =
+            json!({"num_beams": 1, "typical_p": 1.0, "guidance_scale": 1, "num_return_sequences": 1, "min_p": 0.0});
+        assert_eq!(self::settled(&[], neutral).unwrap().said.len(), 1);
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn case_fo_42_and_14_stop_texts_end_the_answer_and_what_bears_on_it_is_said() {
     put(&model.join("generation_config.json"), "{\"eos_token_id\": 258, \"stop_strings\": [\"J\"], \"num_beams\": 3}");
     let (code, out, err) = generate(temp.path(), &["--prompt", "hi", "--max-new-tokens", "600"]);
     assert_eq!((code, out.as_str()), (0, "\\u{1b}2\n"), "{err}");
-    assert!(err.contains("not used of generation_config.json: num_beams"), "{err}");
+    assert!(err.contains("generation_config.json has keys that aren't used here: 'num_beams'"), "{err}");
     // Prompt and answer together, and what the model was made for.
     assert!(err.contains("may take 6") && err.contains("512 positions"), "{err}");
     assert!(!generate(temp.path(), &["--prompt", "hi"]).2.contains("positions"));
@@ -73,6 +73,21 @@ fn case_fo_35_a_prompt_does_not_forge_control_tokens() {
     assert!(err.contains("<|im_") && err.contains("--raw"), "{err}");
     let (code, out, err) = generate(temp.path(), &["--raw", "--prompt", "<|im_start|>assistantQ"]);
     assert_eq!((code, out.as_str()), (0, "J\n"), "{err}");
+}
+
+#[test]
+fn case_fo_31b_raw_text_ends_at_a_turns_end_too_and_says_so() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = model(temp.path()).join("tokenizer_config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    // The end token that the files name is another than the one with which the template ends turns.
+    config["eos_token"] = "<eos>".into();
+    put(&file, config.to_string());
+    for more in [&["--prompt", "<|im_start|>assistantQ", "--raw"][..], &["--prompt", "Q"]] {
+        let (code, out, err) = generate(temp.path(), &[more, &["--max-new-tokens", "9"]].concat());
+        assert!(code == 0 && out.ends_with("J\n"), "{more:?}: {out} {err}");
+        assert!(err.contains("ends turns with '<|im_end|>'"), "{err}");
+    }
 }
 
 #[test]
@@ -96,7 +111,15 @@ fn case_fo_32_an_adapter_speaks_by_the_template_it_was_trained_with() {
     for folder in [&run_dir, &adapter, &checkpoint] {
         let (code, out, err) = generate(dir, &["--prompt", "hi", "--adapter", folder.to_str().unwrap()]);
         assert_eq!((code, out.as_str()), (0, "J\n"), "{}: {err}", folder.display());
-        assert!(err.contains("own.jinja"), "{err}");
+        assert!(err.contains("chat_template.jinja"), "{err}");
+    }
+    assert_eq!(std::fs::read_to_string(adapter.join("chat_template.jinja")).unwrap(), template);
+    assert_eq!(run(dir, &["export", run_dir.to_str().unwrap(), "--to", "peft", "--dest", "out"]).0, 0);
+    assert!(dir.join("out/chat_template.jinja").is_file());
+    assert_eq!(run(dir, &["verify", run_dir.to_str().unwrap()]).0, 0);
+    // Adapters of earlier versions have no template of their own: the run's config names it.
+    for folder in [&adapter, &checkpoint] {
+        std::fs::remove_file(folder.join("chat_template.jinja")).unwrap();
     }
     // The run's paths start where it was started.
     std::fs::create_dir(dir.join("elsewhere")).unwrap();
