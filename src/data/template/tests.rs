@@ -221,7 +221,6 @@ fn case_fo_81_what_a_template_builds_is_bounded() {
     }
 }
 
-/// What Python's `str.format` prints, from CPython 3.12.
 #[test]
 fn case_fo_81c_memory_that_no_fuel_pays_for_is_bounded() {
     let doubled = "{% set ns = namespace(l=[1]) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}{% endfor %}";
@@ -235,6 +234,7 @@ fn case_fo_81c_memory_that_no_fuel_pays_for_is_bounded() {
     (0..100).for_each(|_| assert_eq!(fine.render(nothing()).unwrap(), "aaa"));
 }
 
+/// What Python's `str.format` prints, from CPython 3.12.
 #[test]
 fn case_fo_81b_widths_given_as_fields_print_as_in_python() {
     for (source, want) in [
