@@ -62,6 +62,12 @@ pub fn json(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// `text` on one line, whole, with its line ends and tabs to be seen: all [`hostile`] characters become escapes.
+#[must_use]
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    shown(text, |_| None)
+}
+
 /// `text` with every [`hostile`] character escaped, unless `kept` gives what stands for it.
 fn shown(text: &str, kept: impl Fn(char) -> Option<char>) -> Cow<'_, str> {
     if !text.chars().any(hostile) {
@@ -71,7 +77,7 @@ fn shown(text: &str, kept: impl Fn(char) -> Option<char>) -> Cow<'_, str> {
     for c in text.chars() {
         match kept(c) {
             Some(c) => out.push(c),
-            None if hostile(c) => out.extend(c.escape_unicode()),
+            None if hostile(c) => out.extend(c.escape_default()),
             None => out.push(c),
         }
     }
@@ -92,7 +98,7 @@ mod tests {
         assert!(all_hostile().count() > 200);
         for c in all_hostile() {
             let text = format!("a{c}b");
-            for out in [one_line(&text).into_owned(), clean(&text)] {
+            for out in [one_line(&text).into_owned(), clean(&text), escaped(&text).into_owned()] {
                 assert!(!out.chars().any(hostile), "{out:?}");
                 assert_eq!(one_line(&out), out, "cleaning twice changes nothing");
             }
@@ -112,7 +118,8 @@ mod tests {
             assert_eq!(clean(text), text);
         }
         assert_eq!(one_line("a\u{1b}[31mb\u{202e}c\td\ne"), "a\\u{1b}[31mb\\u{202e}c d e");
-        assert_eq!(lines("a\tb\nc\rd"), "a\tb\nc\\u{d}d");
+        assert_eq!(lines("a\tb\nc\rd"), "a\tb\nc\\rd");
+        assert_eq!(escaped("a\tb\nc\u{1b}é"), "a\\tb\\nc\\u{1b}é");
         assert_eq!(clean(&"é".repeat(500)).chars().count(), 161);
     }
 }

@@ -220,12 +220,9 @@ impl Inspection {
     }
 }
 
-/// Text with line ends and other control characters shown as escapes, and blanks at either end made visible.
+/// Text with nothing in it that acts or isn't seen, blanks at either end among it.
 fn visible(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        if crate::text::hostile(c) { out.extend(c.escape_default()) } else { out.push(c) }
-    }
+    let out = crate::text::escaped(text);
     let body = out.trim_matches(' ');
     let (before, after) = if body.is_empty() {
         (out.len(), 0)

@@ -300,7 +300,7 @@ pub(super) fn typed_note(n: usize, is_chat: bool, control: ControlTokens) -> Opt
 
 /// A generation prompt, its line ends to be seen.
 pub(super) fn shown_prompt(prompt: &str) -> String {
-    clean(&prompt.replace('\n', "\\n"))
+    clean(&crate::text::escaped(prompt))
 }
 
 fn join(names: &BTreeSet<&'static str>) -> String {

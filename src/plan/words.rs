@@ -49,14 +49,13 @@ pub(super) fn smaller(key: &str) -> Option<&'static str> {
     })
 }
 
-/// `disk`, `link`, `compute` or `cpu` in words.
+/// `disk`, `link`, `compute` or `cpu` as every screen, report and line names it.
 #[must_use]
 pub fn resource(key: &str) -> &str {
     match key {
-        "disk" => "disk reads",
-        "link" => "RAM→GPU copies",
-        "compute" => "GPU compute",
-        "cpu" => "CPU compute",
+        "link" => "RAM→GPU",
+        "compute" => "GPU",
+        "cpu" => "CPU",
         key => key,
     }
 }
@@ -66,7 +65,7 @@ pub fn resource(key: &str) -> &str {
 pub fn limiting<'a>(key: &'a str, device: &str) -> &'a str {
     match (key, device) {
         ("compute", "cpu") => resource("cpu"),
-        ("link", "cpu") => "loading weights",
+        ("link", "cpu") => "loads",
         (key, _) => resource(key),
     }
 }

@@ -5,7 +5,7 @@ use super::gauges::{GaugeSource, with_drive};
 use super::handle::RunHandle;
 use super::signals::Signals;
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::{DataFormat, DataSection, Mode, RunConfig};
+use crate::config::{DataFormat, DataSection, DeviceChoice, Mode, RunConfig};
 use crate::device::{self, Machine, Past};
 use crate::engine::{Engine, Fetched, Job, ModelEntry, Resume, RunEntry, Services};
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub struct DeskOptions {
 pub struct Desk {
     options: DeskOptions,
     opened: Option<(String, Checkpoint)>,
-    measured: Option<(Option<PathBuf>, PathBuf, Machine)>,
+    measured: Option<(Measured, Machine)>,
     run: Option<RunHandle>,
     /// Runs of a results folder as last listed: a plan at every key press must not read every report.
     listed: Option<(PathBuf, Vec<RunEntry>)>,
@@ -54,6 +54,9 @@ pub struct Desk {
     /// Lengths of the data's rows, as last looked at.
     looked: Option<(Looked, Option<Lengths>)>,
 }
+
+/// Profile, what is to compute, and the model's folder (its drive is the one described).
+type Measured = (Option<PathBuf>, DeviceChoice, PathBuf);
 
 /// Model, settings of the data, and when its files were changed.
 type Looked = (String, DataSection, Vec<Option<SystemTime>>);
@@ -143,16 +146,14 @@ impl Desk {
         Ok(checkpoint)
     }
 
-    /// Measures the machine, once per profile and model folder (its drive is the one described).
+    /// Measures the machine, once for the same [`Measured`].
     fn machine(&mut self, config: &RunConfig, dir: &Path) -> Result<Machine> {
-        if let Some((profile, at, machine)) = &self.measured
-            && *profile == config.machine
-            && at == dir
-        {
+        let of = (config.machine.clone(), config.train.device, dir.to_path_buf());
+        if let Some((_, machine)) = self.measured.as_ref().filter(|(known, _)| *known == of) {
             return Ok(machine.clone());
         }
         let machine = device::machine(config, Some(dir))?;
-        self.measured = Some((config.machine.clone(), dir.to_path_buf(), machine.clone()));
+        self.measured = Some((of, machine.clone()));
         Ok(machine)
     }
 

@@ -1,7 +1,7 @@
 //! The real desk over the scripted engine: real checkpoint, plan, recorder and run list, no libtorch.
 
 use crate::support::fixture::Model;
-use blockstream_tui::config::{ByteSize, Mode, RunConfig};
+use blockstream_tui::config::{ByteSize, DeviceChoice, Mode, RunConfig};
 use blockstream_tui::engine::Services;
 use blockstream_tui::error::Kind;
 use blockstream_tui::event::{Command, Event, EventKind, RunFinished, RunStatus};
@@ -85,6 +85,17 @@ fn a_desk_plans_runs_records_and_lists() {
     let report = desk.report(&runs[0].dir).unwrap();
     assert_eq!(report["steps"], 4);
     assert!(report["loss"]["last"].as_f64() < report["loss"]["first"].as_f64());
+}
+
+#[test]
+fn a_plan_follows_the_device_that_is_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut desk, mut config) = desk(dir.path(), four_blocks());
+    config.machine = Some(PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/profiles/rtx4090-desktop.toml")));
+    for (device, gpu) in [(DeviceChoice::Auto, true), (DeviceChoice::Cpu, false), (DeviceChoice::Auto, true)] {
+        config.train.device = device;
+        assert_eq!(desk.plan(&config).unwrap().machine.gpu.is_some(), gpu, "{device}");
+    }
 }
 
 #[test]

@@ -87,14 +87,14 @@ fn the_report_says_where_a_steps_time_went() {
     assert_eq!(r["trace"]["visits"].as_array().unwrap().len(), 5);
 
     let md = fs::read_to_string(dir.join("report.md")).unwrap();
-    assert!(md.contains("## Where a step's time goes") && md.contains("Bottleneck: disk reads, busy for"), "{md}");
+    assert!(md.contains("## Where a step's time goes") && md.contains("Bottleneck: disk, busy for"), "{md}");
     assert!(md.contains("busy for 400 ms of a step's 500 ms (80 %) and idle for 100 ms"), "{md}");
     assert!(md.contains("| forward | 2 | 100 ms | 20.0 ms | 100 ms | 200 B | 80 B | 40.0 ms |"), "{md}");
     assert!(md.contains("| all | 5 |"), "{md}");
     let html = fs::read_to_string(dir.join("report.html")).unwrap();
     assert_eq!(html.matches("<svg ").count(), 3, "the strip of the visits");
     assert!(
-        html.contains("Bottleneck: disk reads")
+        html.contains("Bottleneck: disk")
             && html.contains("(80 %)")
             && html.contains("waiting for copies")
             && !html.contains("<script")
@@ -110,10 +110,7 @@ fn case_fo_15c_a_report_gives_compute_no_share_of_itself() {
     assert_eq!(r["bound"], json!({ "resource": "compute", "seconds": 0.4, "share": null, "source": "measured" }));
     for file in ["report.md", "report.html"] {
         let text = fs::read_to_string(dir.join(file)).unwrap();
-        assert!(
-            text.contains("Bottleneck: GPU compute, busy for 400 ms of a step") && !text.contains("(80 %)"),
-            "{text}"
-        );
+        assert!(text.contains("Bottleneck: GPU, busy for 400 ms of a step") && !text.contains("(80 %)"), "{text}");
     }
 }
 

@@ -122,7 +122,13 @@ impl RunView {
     /// The run computes on the processor: there is no card whose figures could be shown.
     #[must_use]
     pub fn on_cpu(&self) -> bool {
-        self.started.as_ref().is_some_and(|s| s.device == "cpu")
+        self.device() == "cpu"
+    }
+
+    /// What it computes on: `cpu`, or a card's name; empty before it has started.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        self.started.as_ref().map_or("", |s| &s.device)
     }
 
     /// A run is going on.

@@ -1,5 +1,6 @@
 //! A run's report as rows, and two of them side by side.
 
+use crate::plan::words;
 use crate::report::flat_settings;
 use crate::ui::text::{cut, fit, middle};
 use crate::ui::theme::{Theme, Tone};
@@ -14,6 +15,8 @@ enum Form {
     Text,
     /// An object with a `name`, or the name itself.
     Name,
+    /// What limited the steps.
+    Resource,
     Count,
     Number,
     Bytes,
@@ -40,7 +43,7 @@ const ROWS: &[(&str, &str, Form)] = &[
     ("forecast low", "forecast.low", Form::Seconds),
     ("forecast high", "forecast.high", Form::Seconds),
     ("fastest possible", "bound.seconds", Form::Seconds),
-    ("bottleneck", "bound.resource", Form::Text),
+    ("bottleneck", "bound.resource", Form::Resource),
     ("waited for weights", "stats.stall_s", Form::Seconds),
     ("", "", Form::Text),
     ("layers loaded, plan", "residency.planned", Form::Count),
@@ -74,6 +77,9 @@ fn shown(report: &Value, path: &str, form: Form) -> String {
     };
     match (form, value) {
         (Form::Text | Form::Name, Value::String(s)) => s.clone(),
+        (Form::Resource, Value::String(s)) => {
+            words::limiting(s, at(report, "machine.device").and_then(Value::as_str).unwrap_or_default()).to_owned()
+        }
         (Form::Name, v) => v["name"].as_str().filter(|n| !n.is_empty()).unwrap_or("–").to_owned(),
         (Form::Bytes, v) => v.as_u64().map_or_else(|| v.to_string(), |b| Bytes(b).to_string()),
         (Form::Count, v) => {
@@ -81,7 +87,7 @@ fn shown(report: &Value, path: &str, form: Form) -> String {
         }
         (Form::Number, v) => v.as_f64().map_or_else(|| v.to_string(), |x| format!("{x:.4}")),
         (Form::Seconds, v) => v.as_f64().map_or_else(|| v.to_string(), secs),
-        (Form::Text, v) => v.to_string(),
+        (Form::Text | Form::Resource, v) => v.to_string(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The lanes pane: disk and link over time, the drive against its plan, and the last step visit by visit.
 
+use crate::plan::words;
 use crate::ui::run::{RunView, bound, of};
 use crate::ui::theme::{Theme, Tone};
 use crate::ui::widgets::{lines, pair, put, spark, visits};
@@ -22,7 +23,7 @@ pub(super) fn title(view: &RunView, width: u16, theme: Theme) -> Vec<Span<'stati
     match view.last.as_ref().and_then(bound) {
         Some(b) => {
             t.push(Span::styled("bottleneck: ", theme.dim()));
-            t.push(Span::raw(lane_word(&b.by, view.on_cpu()).to_owned()));
+            t.push(Span::raw(words::limiting(&b.by, view.device()).to_owned()));
             if let Some(share) = b.share.filter(|_| width >= 30) {
                 t.push(Span::raw(format!(" {:.0} % busy", (share * 100.0).min(100.0))));
             }
@@ -30,16 +31,6 @@ pub(super) fn title(view: &RunView, width: u16, theme: Theme) -> Vec<Span<'stati
         None => t.push(Span::styled("bytes a second", theme.dim())),
     }
     t
-}
-
-fn lane_word(lane: &str, on_cpu: bool) -> &str {
-    match (lane, on_cpu) {
-        ("compute", true) => "CPU",
-        ("compute", false) => "GPU",
-        ("link", true) => "loads",
-        ("link", false) => "RAM→GPU",
-        (lane, _) => lane,
-    }
 }
 
 /// The pane's inside.
@@ -65,7 +56,7 @@ pub(super) fn draw(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) 
 /// Disk and link over time.
 fn flows(frame: &mut Frame, area: Rect, view: &RunView, theme: Theme) {
     let height = (area.height / 2).max(1);
-    let loads = if view.on_cpu() { "loads" } else { "RAM→GPU" };
+    let loads = words::limiting("link", view.device());
     let rows = [("disk", &view.disk, Tone::Notice), (loads, &view.h2d, Tone::Accent)];
     for (i, (name, lane, tone)) in rows.into_iter().enumerate() {
         let y = area.y + height * i as u16;
