@@ -256,7 +256,7 @@ fn case_ui_07_library_noise_goes_to_the_log_and_its_pane() {
     t.until_shown("» XXXX from a library on fd 2");
     t.until_shown("» YYYY from a library on fd 1");
     t.keys("1");
-    t.until_shown("checkpoints");
+    t.until_shown("─ models ");
     assert!(!t.shown().contains("XXXX"), "nothing is painted over another screen");
     t.keys("q");
     assert_eq!(t.code(), 0);

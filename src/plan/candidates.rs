@@ -40,14 +40,14 @@ fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Optio
     let short = need.saturating_sub(free);
     if short > Bytes::ZERO && download <= free {
         let beside = if download > Bytes::ZERO { format!(" with the download of {download}") } else { String::new() };
-        problems.push(format!("packing needs {need} of free space{beside}, the drive has {free}"));
+        problems.push(format!("converting needs {need} of free space{beside}, the drive has {free}"));
     }
     let verdict = if problems.is_empty() { judged.verdict } else { Verdict::Infeasible };
     let range = time::forecast(&m, &x.job.timed(), x.machine, &judged.fit);
     let later = "not trainable in this version yet";
     let note = match problems.first() {
         Some(p) => format!("{p}; {later}"),
-        None => format!("{later}; packing would write {packing} once"),
+        None => format!("{later}; converting would write {packing} once"),
     };
     let on_disk = verdict == Verdict::LoraDisk;
     let nearest_fix = match (verdict, short) {
@@ -58,10 +58,10 @@ fn candidate(x: &Inputs<'_>, like: &Fit, format: &str, per_weight: f64) -> Optio
     if problems.is_empty() {
         problems.push(match on_disk {
             true => format!(
-                "{} of packed layers are read from the disk each step",
+                "{} of converted layers are read from disk in each step",
                 tier_bytes(&m, &judged.fit.tiers, judged.fit.stream.head).disk
             ),
-            false => "every packed layer stays in memory".into(),
+            false => "every converted layer stays in memory".into(),
         });
     }
     Some(Candidate {

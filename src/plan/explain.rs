@@ -40,7 +40,7 @@ pub fn explain(plan: &PlanReport) -> String {
         out.item("could do", &words::ceilings(&plan.ceilings));
     }
     if let Some(ledger) = plan.ledger.as_ref().filter(|l| !l.months.is_empty() || l.budget > Bytes::ZERO) {
-        out.item("ledger", &ledger.line());
+        out.item("so far", &ledger.line());
     }
     plan.notes.iter().for_each(|n| out.item("note", n));
     for (_, name, mode) in modes {

@@ -90,9 +90,9 @@ pub fn full(x: &Inputs<'_>, lora: Verdict, eight_bit: Verdict) -> Fix {
     config.train.mode = Mode::Lora;
     let runs = x.checkpoint.plan_only.is_none();
     let command = runs.then(|| command::command(&config, &x.checkpoint.name, Mode::Lora));
-    let full = for_full.map(|f| format!("; full finetuning takes {}", f.trim_start_matches("set ")));
+    let full = for_full.map(|f| format!("; full finetuning would need {}", f.trim_start_matches("set ")));
     let text =
-        format!("set train.mode = lora ({}): its base is never written{}", lora.word(), full.unwrap_or_default());
+        format!("set train.mode = lora ({}): it never rewrites the weights{}", lora.word(), full.unwrap_or_default());
     (Some(text), command)
 }
 

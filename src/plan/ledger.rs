@@ -32,7 +32,7 @@ impl Ledger {
         self.months.iter().filter(|m| m.month == self.month).map(|m| m.written).sum()
     }
 
-    /// `2026-11: 1.20 TB of 2.00 TB (60 %) by 3 runs; before: …`, for a line.
+    /// `1.20 TB of 2.00 TB (60 %) written in 2026-11 by 3 runs; …`, for a line.
     #[must_use]
     pub fn line(&self) -> String {
         let of = match self.budget.0 {
@@ -40,7 +40,11 @@ impl Ledger {
             b => format!(" of {} ({:.0} %)", self.budget, self.this_month().0 as f64 * 100.0 / b as f64),
         };
         let runs: u64 = self.months.iter().filter(|m| m.month == self.month).map(|m| m.runs as u64).sum();
-        let mut line = format!("{}: {}{of} written by {}", self.month, self.this_month(), plural(runs, "run"));
+        let mut line = match (runs, self.budget) {
+            (0, Bytes::ZERO) => format!("no run has written anything in {}", self.month),
+            (0, budget) => format!("no run has written anything in {}; the budget is {budget}", self.month),
+            (n, _) => format!("{}{of} written in {} by {}", self.this_month(), self.month, plural(n, "run")),
+        };
         let all: Bytes = self.months.iter().map(|m| m.written).sum();
         if all > self.this_month() {
             line.push_str(&format!("; {all} in all months"));

@@ -152,14 +152,14 @@ fn notes(c: &Checkpoint, m: &Model, machine: &Machine, job: &Job, data: Option<&
     }
     let accumulated = if job.micro > 1 { format!("{} of ", plural(job.micro, "micro-batch")) } else { String::new() };
     notes.push(format!(
-        "planned for steps of {accumulated}{} of up to {} tokens, computed in {}",
+        "a step trains {accumulated}{} of up to {} tokens, in {}",
         plural(job.rows, "row"),
         job.length,
         m.compute
     ));
     let last = m.blocks.len() - 1;
     let where_to = if job.lowest == 0 { "all layers".into() } else { format!("layers {} to {last}", job.lowest) };
-    notes.push(format!("adapters in {where_to}: {}", job.targets.join(", ")));
+    notes.push(format!("LoRA adapters in {where_to}, on {}", job.targets.join(", ")));
     notes.extend(data.map(|d| d.words(job.length)));
     notes.push(time::margins(machine));
     notes

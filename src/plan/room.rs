@@ -115,7 +115,8 @@ impl<'a> Room<'a> {
         let taken = fixed[1] + if device.is_none() || integrated { fixed[0] } else { Bytes::ZERO };
         let mut weights = Limit { bytes: host.saturating_sub(taken), source: own.source };
         if gpu.is_some() && machine.ram.pinnable < weights.bytes {
-            weights = Limit { bytes: machine.ram.pinnable, source: "what may be pinned for the GPU".into() };
+            weights =
+                Limit { bytes: machine.ram.pinnable, source: "as much as may be locked in place for the GPU".into() };
         }
         let asked = Bytes(config.stream.host_budget.0);
         if asked > Bytes::ZERO && asked < weights.bytes {

@@ -39,19 +39,19 @@ pub fn margins(machine: &Machine) -> String {
     let gpu = machine.gpu.as_ref();
     let mut wide = Vec::new();
     if machine.disk.read_spread.is_none() {
-        wide.push(format!("disk up to {:.0} % slower", (DISK_MARGIN - 1.0) * 100.0));
+        wide.push(format!("the disk may be up to {:.0} % slower", (DISK_MARGIN - 1.0) * 100.0));
     }
     if gpu.is_some_and(|g| g.h2d_spread.is_none()) {
-        wide.push(format!("RAM→GPU copies up to {:.0} % slower", (LINK_MARGIN - 1.0) * 100.0));
+        wide.push(format!("RAM→GPU copies up to {:.0} %", (LINK_MARGIN - 1.0) * 100.0));
     }
     if gpu.is_none_or(|g| g.kernels.is_none()) {
-        wide.push(format!("compute up to {COMPUTE_MARGIN}× slower"));
+        wide.push(format!("computing up to {COMPUTE_MARGIN}×"));
     }
     if wide.is_empty() {
         return "the range of seconds is what this machine's speeds varied by when they were measured".into();
     }
     format!(
-        "the range of seconds is wide because not all was measured: {}; bench calibrate narrows it",
+        "the seconds are a range, since speeds were guessed: {}; run `bench calibrate` to narrow it",
         wide.join(", ")
     )
 }

@@ -225,11 +225,17 @@ fn lora_reasons(x: &Inputs<'_>, fit: &Fit) -> Vec<String> {
     if d > 0 {
         let bytes = fit.tiers.iter().zip(&x.model.blocks).filter(|(t, _)| **t == TierName::Disk);
         let bytes: Bytes = bytes.map(|(_, b)| b.stored).sum();
-        reasons.push(format!("{d} of {n} layers ({bytes}) are read from the disk each step; nothing is written"));
+        reasons.push(format!(
+            "{d} of {n} layers ({bytes}) stay on disk and are read in each step; nothing is written back"
+        ));
         if x.config.stream.tier == TierChoice::Disk {
             reasons.push("stream.tier = disk keeps layers out of RAM".into());
         } else {
-            reasons.push(format!("RAM may hold {} of weights: {}", fit.host_limit.bytes, fit.host_limit.source));
+            let why = match fit.host_limit.source.as_str() {
+                "free" => "what is free, less a reserve",
+                source => source,
+            };
+            reasons.push(format!("RAM may hold {} of weights: {why}", fit.host_limit.bytes));
         }
         if x.machine.disk.kind == "hdd" {
             reasons.push("the drive is a hard disk: every step waits for it".into());

@@ -52,7 +52,7 @@ const FIGURES: [(&str, &str, Kind); 20] = [
     ("eval loss after", "/eval/after", Kind::Number),
     ("disk read / step", "/bytes/per_step/disk_read", Kind::Size),
     ("RAM→GPU / step", "/bytes/per_step/h2d", Kind::Size),
-    ("written elsewhere", "/bytes/model_drive_written", Kind::Size),
+    ("model drive written", "/bytes/model_drive_written", Kind::Size),
     ("VRAM, tensors", "/vram/live", Kind::Size),
     ("VRAM in use", "/vram/device", Kind::Size),
     ("RAM (own)", "/ram/anon_peak", Kind::Size),

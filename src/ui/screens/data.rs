@@ -38,7 +38,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         None => {
             let files = app.config.data.files.first().map_or("FILE".into(), |f| f.display().to_string());
             let model = if app.config.model.path.is_empty() { "DIR" } else { &app.config.model.path };
-            let hint = "Rows are read when a run starts. To see one as the model will, its trained tokens marked:";
+            let hint = "To see a row as the model will, its trained tokens marked:";
             let command = format!("blockstream-tui data inspect {} --model {}", quote(&files), quote(model));
             let hint = wrap(hint, width).into_iter().map(|l| Line::styled(l, theme.dim()));
             hint.chain(shell_lines(&command, width).into_iter().map(Line::from)).collect()

@@ -43,7 +43,7 @@ pub fn draw(app: &App, frame: &mut Frame, area: Rect) {
         Layout::vertical([Constraint::Min(4), Constraint::Length(if compact { 3 } else { 5 })]).areas(area);
     let list = &app.models.list;
     let shown: Vec<&ModelEntry> = list.shown().collect();
-    let title = super::list_title("checkpoints", shown.len(), list.filter(), theme);
+    let title = super::list_title("models", shown.len(), list.filter(), theme);
     let inner = pane(frame, top, title, true, compact, theme);
     let rows: Vec<_> = shown
         .iter()

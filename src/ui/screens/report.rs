@@ -51,7 +51,7 @@ const ROWS: &[(&str, &str, Form)] = &[
     ("read from disk", "bytes.disk_read", Form::Bytes),
     ("RAM→GPU", "bytes.h2d", Form::Bytes),
     ("GPU→RAM", "bytes.d2h", Form::Bytes),
-    ("written elsewhere", "bytes.model_drive_written", Form::Bytes),
+    ("model drive written", "bytes.model_drive_written", Form::Bytes),
     ("VRAM planned", "vram.planned", Form::Bytes),
     ("VRAM, tensors", "vram.live", Form::Bytes),
     ("VRAM reserved", "vram.reserved", Form::Bytes),

@@ -80,7 +80,7 @@ fn written_line(app: &App) -> Option<String> {
         Bytes::ZERO => String::new(),
         b => format!("; budget {b} a month"),
     };
-    Some(format!("written to drives: {}{budget}", months.join(", ")))
+    Some(format!("written by these runs: {}{budget}", months.join(", ")))
 }
 
 fn month(month: &str) -> &str {

@@ -83,8 +83,9 @@ impl BlockMap<'_> {
         let dim = self.theme.dim();
         let long = ["UPPER", " loaded  ", "lower", " not  ", "·", " reading  ", "›", " copying  "];
         let mid = ["A", " loaded  ", "a", " not  ", "·", " reading  ", "›", " copying  "];
-        let short = ["A", " loaded ", "a", " not ", "·", " read ", "›", " copy"];
-        for (states, active) in [(long, "inverse"), (mid, "A"), (short, "")] {
+        let short = ["UPPER", " loaded ", "lower", " not ", "·", " read ", "›", " copy"];
+        let least = ["A", " loaded ", "a", " not ", "·", " read ", "›", " copy"];
+        for (states, active) in [(long, "inverse"), (mid, "A"), (short, ""), (least, "")] {
             let mut spans: Vec<Span> = Vec::new();
             for pair in states.chunks(2) {
                 spans.push(Span::raw(pair[0]));

@@ -281,7 +281,7 @@ fn case_ck_31_experts_can_be_planned_with_adapters_on_attention_only() {
         }
         let report = plan::plan(&c, &machine, &config(&[("lora.targets", "q_proj,o_proj")])).unwrap();
         assert!(
-            report.notes.iter().any(|n| n.contains("adapters in all layers: q_proj, o_proj")),
+            report.notes.iter().any(|n| n.contains("LoRA adapters in all layers, on q_proj, o_proj")),
             "{:?}",
             report.notes
         );

@@ -69,7 +69,7 @@ fn case_pl_05_pinnable_memory_limits_the_ram_tier_and_is_not_called_vram() {
     assert_eq!(lora.verdict, Verdict::LoraDisk);
     assert_eq!(lora.host.terms["ring"], Bytes(500_000_000));
     assert!(
-        lora.reasons.iter().any(|r| r.contains("RAM may hold 500.0 MB of weights: what may be pinned")),
+        lora.reasons.iter().any(|r| r.contains("RAM may hold 500.0 MB of weights: as much as")),
         "{:?}",
         lora.reasons
     );
@@ -77,7 +77,10 @@ fn case_pl_05_pinnable_memory_limits_the_ram_tier_and_is_not_called_vram() {
     let none = plan(&build(LLAMA3_8B, Dtype::BF16), &m, &config(|_| {})).unwrap().modes.lora;
     assert_eq!(none.verdict, Verdict::Infeasible);
     let why = &none.reasons[0];
-    assert!(why.contains("RAM for weights") && why.contains("may be pinned") && !why.contains("VRAM"), "{why}");
+    assert!(
+        why.contains("RAM for weights") && why.contains("locked in place for the GPU") && !why.contains("VRAM"),
+        "{why}"
+    );
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn a_download_too_large_names_the_missing_space() {
     let p = lora(&c, &m, &|_| {});
     assert_eq!(p.verdict, Verdict::Ram);
     let nf4 = p.candidates.iter().find(|c| c.format == "nf4").unwrap();
-    assert!(nf4.reasons[0].contains("packing needs 19.66 GB"), "{:?}", nf4.reasons);
+    assert!(nf4.reasons[0].contains("converting needs 19.66 GB"), "{:?}", nf4.reasons);
     assert_eq!(nf4.nearest_fix.as_deref(), Some("3 GB more free disk would do"));
 }
 
@@ -243,7 +243,7 @@ fn the_ledger_adds_runs_by_month_and_holds_plans_to_the_budget() {
     let l = ledger(&runs, "2026-11", &RunConfig::default());
     let months: Vec<_> = l.months.iter().map(|m| (m.month.as_str(), m.runs, m.written.0)).collect();
     assert_eq!(months, [("2026-11", 2, 1_000), ("2026-10", 1, 5_000), ("", 1, 7)]);
-    assert_eq!(l.line(), "2026-11: 1.0 kB written by 2 runs; 6.0 kB in all months");
+    assert_eq!(l.line(), "1.0 kB written in 2026-11 by 2 runs; 6.0 kB in all months");
 
     let c = build(LLAMA3_8B, Dtype::BF16);
     let held = |budget: u64, written: u64, overridden: bool| {
